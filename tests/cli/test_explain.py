@@ -79,20 +79,20 @@ def test_a_day_without_failures(tierkv: Run, tmp_path: Path) -> None:
     """Silence would leave the reader wondering."""
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps(entries()[0]) + "\n", encoding="utf-8")
-    assert "Nothing went wrong" in tierkv("explain", "--record", path, "--last-failures").stdout
+    assert "The record has no failures" in tierkv("explain", "--record", path, "--last-failures").stdout
 
 
 def test_many_lines_are_cut_and_said(tierkv: Run, record: Path) -> None:
     """The end of a story matters most."""
     said = tierkv("explain", "--record", record, "--request", "chat-1", "--lines", 2)
-    assert said.stdout.startswith("(3 earlier lines are left out")
+    assert said.stdout.startswith("(3 earlier lines are omitted")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--request", "chat-7"], 1, "nothing of request chat-7; it knows 2 others. Nearest: chat-1, chat-2"),
-        (["--key", "bb3366"], 1, f"nothing of chunk bb3366; it knows 3 others. Nearest: {OTHER}"),
+        (["--request", "chat-7"], 1, "no request chat-7; it has 2 others. Nearest: chat-1, chat-2"),
+        (["--key", "bb3366"], 1, f"no chunk bb3366; it has 3 others. Nearest: {OTHER}"),
         (["--key", "aa11aa", "--lines", "1"], 0, ""),
         (["--key", "zz"], 2, "at least 4 hexadecimal digits"),
         (["--key", "aa11", "--last-failures"], 2, "give one of"),

@@ -1,4 +1,4 @@
-"""``tierkv check``: is a stack described well, and are the places it names usable?"""
+"""``tierkv check``: check the description of a stack, and whether its storage is usable."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ PROBE_DEADLINE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
-class TierFinding:
-    """A finding about one tier; ``tier`` is its configured name."""
+class TierCheck:
+    """Check result of one tier."""
 
     tier: str
-    finding: CheckResult
+    """Configured name of the tier."""
+    result: CheckResult
+    """The result."""
 
 
 @click.command()
@@ -40,52 +42,52 @@ class TierFinding:
 )
 @click.pass_context
 def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) -> None:
-    """Validate STACK and probe its tiers, without changing anything.
+    """Validate STACK and probe its tiers without changing anything.
 
-    Looks at what each backend knows to look at (is the path writable, is there room, does the bucket answer) and says
-    what to fix. Exit code 0: all is well; 1: a probe failed; 2: the file itself is wrong.
+    Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the
+    fix of each failure. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
 
     \b
     Examples:
       tierkv check stack.toml
       tierkv check stack.yaml --json | jq '.findings[] | select(.ok | not)'
-    """  # noqa: D301  click reads the control character: what follows is not wrapped
+    """  # noqa: D301  click reads the control character, and does not wrap the rest
     resolved = resolve(load_config(stack), load_plugins(), str(stack))
-    findings = probe(resolved, deadline_s)
-    ok = all(found.finding.ok for found in findings)
+    results = probe(resolved, deadline_s)
+    ok = all(found.result.ok for found in results)
     if as_json:
-        rows = [{"tier": found.tier, **asdict(found.finding)} for found in findings]
+        rows = [{"tier": found.tier, **asdict(found.result)} for found in results]
         print_json({"stack": str(stack), "ok": ok, "findings": rows})
     else:
-        _print(stack, resolved, findings)
+        _print(stack, resolved, results)
     ctx.exit(0 if ok else 1)
 
 
-def probe(stack: ResolvedStack, deadline_s: float) -> list[TierFinding]:
-    """Ask every tier's backend to look at its place; all at once, each in a thread that is left behind if it hangs.
+def probe(stack: ResolvedStack, deadline_s: float) -> list[TierCheck]:
+    """Run the checks of all tiers at once, each in its own thread. Threads that hang are abandoned.
 
     Returns:
-        Findings in the order of the tiers. A backend that raises or does not answer in time is a finding, too.
+        Results in the order of the tiers. A backend that raises or does not answer in time gives a failed result.
     """
     answers: queue.SimpleQueue[tuple[int, list[CheckResult]]] = queue.SimpleQueue()
     for index, tier in enumerate(stack.tiers):
 
         def work(index: int = index, tier: ResolvedTier = tier) -> None:
-            answers.put((index, _findings_of(tier)))
+            answers.put((index, _check_tier(tier)))
 
-        # Daemons: a probe that hangs in a dead mount must not keep the program from ending.
+        # Daemon threads, so that a check that hangs in a dead mount does not keep the program running.
         threading.Thread(target=work, name=f"probe-{tier.config.name}", daemon=True).start()
     answered = dict(_collect(answers, len(stack.tiers), deadline_s))
     late = CheckResult(
         "answer",
         ok=False,
         detail=f"none within {deadline_s:g} s",
-        fix="look at the mount or the network, or give it time: --deadline-s",
+        fix="check the mount or the network, or allow more time: --deadline-s",
     )
     return [
-        TierFinding(tier.config.name, finding)
+        TierCheck(tier.config.name, result)
         for index, tier in enumerate(stack.tiers)
-        for finding in answered.get(index, [late])
+        for result in answered.get(index, [late])
     ]
 
 
@@ -100,22 +102,22 @@ def _collect(
             return
 
 
-def _findings_of(tier: ResolvedTier) -> list[CheckResult]:
+def _check_tier(tier: ResolvedTier) -> list[CheckResult]:
     found: list[CheckResult] = []
     if tier.backend.check is None:
-        found.append(CheckResult("probe", ok=True, detail=f"backend {tier.backend.name!r} has nothing to look at"))
+        found.append(CheckResult("probe", ok=True, detail=f"backend {tier.backend.name!r} has no checks"))
     else:
-        found += _asked(partial(tier.backend.check, tier.options, tier.config.capacity))
+        found += _run_check(partial(tier.backend.check, tier.options, tier.config.capacity))
     if tier.codec.check is not None:
-        found += _asked(partial(tier.codec.check, tier.codec_options))
+        found += _run_check(partial(tier.codec.check, tier.codec_options))
     return found
 
 
-def _asked(look: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
-    """What a plugin finds; what it does wrong is a finding, too."""
+def _run_check(run: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
+    """Run the check of a plugin. A fault of the plugin gives a failed result."""
     try:
-        found: list[object] = list(look())
-    except Exception as error:  # noqa: BLE001  a plugin's code: whatever it raises is what the user must hear
+        found: list[object] = list(run())
+    except Exception as error:  # noqa: BLE001  plugin code may raise anything; the text is shown to the user
         return [_plugin_fault(f"{type(error).__name__}: {error}")]
     return [
         item if isinstance(item, CheckResult) else _plugin_fault(f"gave {item!r:.80}, no CheckResult") for item in found
@@ -126,11 +128,11 @@ def _plugin_fault(detail: str) -> CheckResult:
     return CheckResult("probe", ok=False, detail=detail, fix="report it to the authors of the plugin")
 
 
-def _print(stack: Path, resolved: ResolvedStack, findings: Iterable[TierFinding]) -> None:
+def _print(stack: Path, resolved: ResolvedStack, results: Iterable[TierCheck]) -> None:
     host = resolved.config.host
     rows = [("host", "configuration", verdict(ok=True), f"{format_size(host.capacity)}, policy {host.policy}", "")]
     rows += [
-        (found.tier, found.finding.subject, verdict(ok=found.finding.ok), found.finding.detail, found.finding.fix)
-        for found in findings
+        (found.tier, found.result.subject, verdict(ok=found.result.ok), found.result.detail, found.result.fix)
+        for found in results
     ]
     print_table(str(stack), ("tier", "subject", "result", "detail", "fix"), rows)

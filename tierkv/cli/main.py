@@ -1,8 +1,8 @@
-"""Entry of the ``tierkv`` program.
+"""Entry point of the ``tierkv`` program.
 
-``tierkv --help`` must be fast: the table of commands below carries their one-line help, and a command's module is
-imported when the command runs. Commands of plugins are looked for only where the table lacks a name, because finding
-them imports every plugin; ``tierkv plugins`` lists them.
+``tierkv --help`` must be fast. So the table of commands has their summaries, and a command's module is imported when
+the command runs. Commands of plugins are searched only for names that the table lacks, because the search imports every
+plugin. ``tierkv plugins`` lists them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not imported yet. ``target`` is ``module:attribute``; ``summary`` its line in the help."""
+    """A command that is imported on use."""
 
     target: str
+    """Location of the command: ``module:attribute``."""
     summary: str
+    """Line in the help."""
 
     def load(self) -> click.Command:
-        """Import it.
+        """Import the command.
 
         Raises:
-            click.ClickException: its module cannot be imported, which a missing extra explains best.
+            click.ClickException: the module cannot be imported, mostly because an extra is not installed.
         """
         module, _, attribute = self.target.partition(":")
         try:
@@ -49,27 +51,27 @@ class LazyCommand:
 COMMANDS: Mapping[str, LazyCommand] = {
     "check": LazyCommand("tierkv.cli.check:check", "Validate a stack and probe its tiers."),
     "demo": LazyCommand("tierkv.cli.demo:demo", "Serve conversations through a stack, twice, and compare."),
-    "explain": LazyCommand("tierkv.cli.explain:explain", "Tell the story of a chunk or a request from a record."),
+    "explain": LazyCommand("tierkv.cli.explain:explain", "Show the events of a chunk or a request from a record."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
     "replay": LazyCommand("tierkv.cli.replay:replay_command", "Try policies and capacities on a trace of requests."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that knows names and summaries of its commands without importing them.
+    """Group with names and summaries of its commands, which it does not import.
 
-    A :class:`TierKVError` that escapes a command is the user's to mend: one message, exit code 2, and the traceback
-    only with ``--debug``.
+    A :class:`TierKVError` raised by a command is shown as one message, with exit code 2. ``--debug`` adds the
+    traceback.
     """
 
     lazy: Mapping[str, LazyCommand] = COMMANDS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the table, sorted."""
+        """Return the names in the table, sorted."""
         return sorted({*self.lazy, *super().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command: of the table, else of a plugin."""
+        """Import one command: from the table, otherwise from a plugin."""
         if cmd_name in self.lazy:
             return self.lazy[cmd_name].load()
         return super().get_command(ctx, cmd_name) or _command_of_a_plugin(cmd_name)
@@ -77,7 +79,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown name is answered with the nearest one."""
+        """Resolve a command as click does; the message for an unknown name has the nearest one."""
         name = args[0]
         command = self.get_command(ctx, name)
         if command is not None:
@@ -89,13 +91,13 @@ class LazyGroup(click.Group):
         raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
-        """Write the table; nothing is imported."""
+        """Write the table without importing commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.lazy[name].summary) for name in sorted(self.lazy)])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names of the table; nothing is imported."""
-        from click.shell_completion import CompletionItem  # noqa: PLC0415  only a completing shell needs it
+        """Complete names of the table without importing commands."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  only used for completion
 
         names = [CompletionItem(name, help=lazy.summary) for name, lazy in self.lazy.items()]
         return [item for item in names if item.value.startswith(incomplete)] + click.Command.shell_complete(
@@ -103,7 +105,7 @@ class LazyGroup(click.Group):
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; turn an error of tierkv into one clean message."""
+        """Run the command; show an error of tierkv as one message."""
         try:
             return super().invoke(ctx)
         except TierKVError as error:
@@ -113,13 +115,13 @@ class LazyGroup(click.Group):
 
 
 class _WrongInput(click.ClickException):
-    """What the user gave is wrong: the message says how to mend it."""
+    """Wrong input. The message includes the fix."""
 
     exit_code = 2
 
 
 def _command_of_a_plugin(name: str) -> click.Command | None:
-    from tierkv.plugins.loading import load_plugins  # noqa: PLC0415 - plugins are asked only when a command is unknown
+    from tierkv.plugins.loading import load_plugins  # noqa: PLC0415 - plugins are loaded only for unknown commands
 
     commands, broken = load_plugins().commands(click.Command)
     for plugin in broken:
@@ -135,15 +137,15 @@ def _command_of_a_plugin(name: str) -> click.Command | None:
 @click.version_option(__version__, prog_name="tierkv", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error, for a report.")
 def cli(*, debug: bool) -> None:
-    """Keep the KV cache of LLM servers alive in a stack of tiers, and get it back bit-exact.
+    """Keep the KV cache of LLM servers in a stack of tiers, and load it back bit for bit.
 
     \b
     Examples:
-      tierkv demo                 see it work, on this machine
-      tierkv check stack.toml     is this stack right, and are its places usable?
-      tierkv plugins              what may a stack name?
-      tierkv explain --help       why was this a miss?
-    """  # noqa: D301  click reads the control character: what follows is not wrapped
+      tierkv demo                 run a demonstration on this machine
+      tierkv check stack.toml     check a stack and its storage
+      tierkv plugins              list backends, codecs and policies
+      tierkv explain --help       find the reason for a miss
+    """  # noqa: D301  click reads the control character, and does not wrap the rest
 
 
 def main() -> None:

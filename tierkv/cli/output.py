@@ -1,4 +1,4 @@
-"""What commands print: one JSON object for programs, or tables for people."""
+"""Output of commands: one JSON object for programs, or tables for terminals."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ BAD = "bold red"
 DIM = "dim"
 
 _PIPE_COLUMNS = 160
-"""Width where no terminal says its own; a table wrapped at 80 columns is hard to read in a log."""
+"""Width where output is no terminal. A table wrapped at 80 columns is hard to read in a log."""
 
 Cell = str | Text
 
 
 def console() -> Console:
-    """A console on the standard output of this moment; plain text, and wide, where that is no terminal."""
+    """Console on the present standard output; plain text, and wide, where that is no terminal."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False, soft_wrap=False)
 
 
 def print_json(value: object) -> None:
-    """One JSON value on the standard output. Values that JSON lacks, such as paths, become text."""
+    """Print one JSON value. Values that JSON lacks, such as paths, become text."""
     click.echo(json.dumps(value, indent=2, default=str))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """A table whose cells are shown as they are: text in brackets is no markup."""
+    """Print a table. Cells are shown literally: text in brackets is no markup."""
     table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", justify="right" if column.endswith(" ms") else "left")

@@ -1,4 +1,4 @@
-"""``tierkv plugins``: what is installed, from where, what it can do, and what is broken and why."""
+"""``tierkv plugins``: list installed plugins, their origin and abilities, and broken plugins."""
 
 from __future__ import annotations
 
@@ -23,30 +23,36 @@ _FLAGS = ("durable", "shared", "authoritative_index", "scan", "read_only", "boun
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One registered thing. ``details``: capabilities and options of a backend; empty otherwise."""
+    """One registered value or command."""
 
     kind: str
+    """Kind: backend, codec, policy or command."""
     name: str
+    """Registered name."""
     summary: str
+    """One line of description."""
     origin: Origin
+    """Origin of the plugin."""
     abilities: str = ""
+    """Capabilities in words."""
     details: dict[str, Any] = field(default_factory=dict)
+    """Capabilities and options for the JSON output."""
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the options of every backend.")
 @click.pass_context
 def plugins(ctx: click.Context, *, as_json: bool) -> None:
-    """List what a stack may name: backends, codecs and policies, and the commands that plugins add.
+    """List the installed backends, codecs and policies, and the commands that plugins add.
 
-    Each with its version, where it comes from, what it can do and how long it took to load; then the plugins that are
-    installed but broken, and why. `tierkv --debug plugins` shows their tracebacks.
+    Each row has version, origin, abilities and load time. Installed but broken plugins follow with their errors.
+    `tierkv --debug plugins` shows their tracebacks.
 
     \b
     Examples:
       tierkv plugins
       tierkv plugins --json | jq '.plugins[] | select(.kind == "backend") | .options'
-    """  # noqa: D301  click reads the control character: what follows is not wrapped
+    """  # noqa: D301  click reads the control character, and does not wrap the rest
     registry = load_plugins()
     commands, broken_commands = registry.commands(click.Command)
     rows = [*_rows(registry)]

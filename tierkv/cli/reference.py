@@ -1,4 +1,4 @@
-"""``python -m tierkv.cli.reference > docs/reference/cli.md`` writes the page; a test keeps the committed one so."""
+"""Generator of docs/reference/cli.md. A test compares the committed page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS = 100
 
 
 def render_reference() -> str:
-    """The help of the program and of each command that ships with it, as Markdown."""
+    """Render the help of the program and its built-in commands as Markdown."""
     return "\n".join([_HEAD, *_sections()])
 
 
@@ -30,7 +30,7 @@ def _sections() -> Iterator[str]:
     for name in sorted(COMMANDS):
         try:
             command = COMMANDS[name].load()
-        except click.ClickException:  # its extra is not installed; the test that compares the pages will tell
+        except click.ClickException:  # its extra is not installed; the test of the page reports that
             continue
         inner = click.Context(command, info_name=name, parent=context, **command.context_settings)
         yield _section(f"tierkv {name}", command.get_help(inner))

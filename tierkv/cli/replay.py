@@ -1,4 +1,4 @@
-"""``tierkv replay``: how large a tier should be, and with which policy, for the requests of a trace."""
+"""``tierkv replay``: compare policies and capacities of a tier on the requests of a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Capacity(click.ParamType[int]):
     name = "chunks"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """A count, with an ending for thousands or millions."""
+        """Parse a count, with a suffix for thousands or millions."""
         text = str(value).strip().lower()
         factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:], 1)
         digits = text[:-1] if factor > 1 else text
@@ -41,7 +41,7 @@ class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes, as in a configuration."""
+        """Parse a size as in a configuration."""
         try:
             return parse_size(value)
         except ValueError as error:
@@ -55,30 +55,31 @@ class _Size(click.ParamType[int]):
     "capacities",
     type=_Capacity(),
     multiple=True,
-    help="A size of the tier to try, in chunks: 3000, 30k, 1m. May be given several times. "
+    help="Capacity of the tier in chunks: 3000, 30k, 1m. May be given several times. "
     "Default: six, from 0.3 % of the trace's different chunks to all of them.",
 )
 @click.option(
     "--policy", "policies", multiple=True, help="A policy to try; may be given several times. Default: all installed."
 )
-@click.option("--chunk-bytes", type=_Size(), help="What a chunk takes, to show capacities in bytes too: 2MiB.")
+@click.option("--chunk-bytes", type=_Size(), help="Size of a chunk, to show capacities in bytes as well: 2MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay_command(
     *, trace: Path, capacities: Sequence[int], policies: Sequence[str], chunk_bytes: int | None, as_json: bool
 ) -> None:
-    """Play the requests of TRACE against policies and capacities: what would have been found, and what written.
+    """Replay the requests of TRACE against policies and capacities, and show hits and writes.
 
     TRACE: one JSON object per line with `timestamp` (milliseconds) and `hash_ids` (a prompt's chunks from its front;
-    an id stands for its chunk and all before it), plain or in gzip. Hits are chunks found from the front of a prompt
-    without a gap. Beside the policies stand the best that anybody could do who knows the future, and first in, first
-    out. Nothing is stored, and no engine is needed. Exit code 0; 2: wrong use, no such trace, or not a trace.
+    an id identifies its chunk and all chunks before it), plain or in gzip. Hits are chunks found from the front of a
+    prompt without a gap. Two bounds are shown beside the policies: the best result with knowledge of the future, and
+    first in, first out. Nothing is stored, and no engine is needed. Exit code 0: success; 2: wrong use, no such trace,
+    or not a trace.
 
     \b
     Examples:
       tierkv replay trace.jsonl.gz
       tierkv replay trace.jsonl --capacity 10k --capacity 100k --chunk-bytes 2MiB
       tierkv replay trace.jsonl --policy lru --policy arc --json | jq '.results[] | .hit_percent'
-    """  # noqa: D301  click reads the control character: what follows is not wrapped
+    """  # noqa: D301  click reads the control character, and does not wrap the rest
     registry = load_plugins()
     names = list(dict.fromkeys(policies)) or sorted(registry.policies)
     for name in names:
@@ -99,7 +100,7 @@ def replay_command(
 
 
 def _progress() -> Progress:
-    """A bar for people; nothing where standard error is no terminal."""
+    """Progress bar, disabled where standard error is no terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -112,7 +113,7 @@ def _played(
     sizes: Sequence[int],
     distinct: int,
 ) -> Iterator[tuple[int, str, Replayed]]:
-    """Each size with each policy. A size at which nothing has to leave is replayed with no more than that."""
+    """Replay each size with each policy. Sizes beyond the number of different chunks are cut to it."""
     for size in sizes:
         enough = min(size, max(distinct, 1))
         for name in names:

@@ -1,4 +1,4 @@
-"""What no policy can be better than, and what none should be worse than."""
+"""Reference results: an upper bound for every policy, and a simple policy as a lower reference."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ class FifoPolicy:
 
 
 def clairvoyant(requests: Sequence[TraceRequest], capacity: int) -> Replayed:
-    """Belady's choice with bypass: what is used again last does not stay, be it the newcomer.
+    """Replay Belady's choice with bypass: evict or refuse the chunk with the latest next use.
 
-    It knows the whole trace, so no policy can do it; none that sees one request after the other keeps more chunks until
-    their next use.
+    It uses the whole trace, which no policy can. No policy that sees requests in order keeps more chunks until their
+    next use.
     """
-    asked = [key for request in requests for key in request.keys]  # a lookup begins at the front: so deeper is later
+    asked = [
+        key for request in requests for key in request.keys
+    ]  # a lookup begins at the front, so deeper chunks are later
     never = len(asked)
     next_use, later = [never] * never, dict[Key, int]()
     for place in range(never - 1, -1, -1):
         next_use[place] = later.get(asked[place], never)
         later[asked[place]] = place
     resident: dict[Key, int] = {}  # key -> place of its next use
-    latest: list[tuple[int, Key]] = []  # the same as a heap, the latest first; with what is out of date
+    latest: list[tuple[int, Key]] = []  # heap of the same, latest first; may have outdated entries
     end = hits = writes = 0
     for request in requests:
         end += len(request.keys)

@@ -1,7 +1,7 @@
-"""Requests of a trace against an eviction policy alone, as the host tier would drive it.
+"""Replay of a trace against one eviction policy, driven as by the host tier.
 
-A request looks up its prefix when it comes. Then its chunks are used, tail first (S54), each stored before if it is
-not there. Nothing takes time, and nothing is held.
+A request looks up its prefix when it arrives. Then its chunks are used, tail first (S54). Missing chunks are stored
+before their use. Nothing takes time, and nothing is pinned.
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ from tierkv.types.observation import RequestObservation, RequestPhase
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of it, in chunks.
-
-    asked: that requests consist of. hits: that were there, from the front of their request without a gap. writes: that
-    were stored.
-    """
+    """Result of a replay, in chunks."""
 
     asked: int
+    """Chunks of all requests."""
     hits: int
+    """Chunks found from the front of their request without a gap."""
     writes: int
+    """Stored chunks."""
 
     @property
     def hit_percent(self) -> float:
-        """Hits of what was asked for; 0 where nothing was."""
+        """Percentage of chunks that were hits; 0 for an empty trace."""
         return 100 * self.hits / self.asked if self.asked else 0.0
 
 
 class _Tier:
-    """Slots, and which key is in which."""
+    """Slots and their keys."""
 
     def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
         self.slots: dict[Key, int] = {}
         self._policy = policy
-        self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self._admission = policy if isinstance(policy, AdmissionPolicy) else None
         self._keys = [Key(b"")] * capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._pins = bytes(capacity)
         self.writes = 0
 
     def prefix(self, keys: tuple[Key, ...]) -> int:
-        """How many of ``keys`` are here before the first that is not."""
+        """Number of ``keys`` in the tier before the first missing one."""
         slots = self.slots
         for number, key in enumerate(keys):
             if key not in slots:
@@ -54,7 +53,7 @@ class _Tier:
         return len(keys)
 
     def use(self, keys: tuple[Key, ...]) -> None:
-        """A request used these, and stores what is not here, as far as the policy lets it."""
+        """Use the chunks of a request, and store the missing ones that the policy admits."""
         slots, used = self.slots, list[int]()
         for key in reversed(keys):
             slot = slots.get(key)
@@ -67,7 +66,7 @@ class _Tier:
         self._policy.touch(used)
 
     def _store(self, key: Key) -> int | None:
-        if self._gate is not None and self._gate.refuse((key,), len(self._free)):
+        if self._admission is not None and self._admission.refuse((key,), len(self._free)):
             return None
         if not self._free:
             for victim in self._policy.evict(1, self._pins):
@@ -84,27 +83,27 @@ class _Tier:
 
 
 def replay(requests: Iterable[TraceRequest], policy: EvictionPolicy, capacity: int) -> Replayed:
-    """Play a trace against a new policy that was opened for ``capacity`` chunks.
+    """Replay a trace against a new policy that was opened for ``capacity`` chunks.
 
-    A policy that listens to observations hears of each request as it comes and when it ends; one that refuses is asked
-    before each store. A choice of "not now" loses the store.
+    A :class:`~tierkv.abc.RequestAwarePolicy` gets each request at arrival and end. An
+    :class:`~tierkv.abc.AdmissionPolicy` is asked before each store. If the policy chooses no victim, the store is lost.
     """
     tier = _Tier(policy, capacity)
-    listener = policy if isinstance(policy, RequestAwarePolicy) else None
+    observer = policy if isinstance(policy, RequestAwarePolicy) else None
     asked = hits = 0
     for number, request in enumerate(requests):
         found = tier.prefix(request.keys)
         asked += len(request.keys)
         hits += found
-        if listener is not None:
-            listener.observe_request(observation_of(number, request, found, RequestPhase.ARRIVED))
+        if observer is not None:
+            observer.observe_request(observation_of(number, request, found, RequestPhase.ARRIVED))
         tier.use(request.keys)
-        if listener is not None:
-            listener.observe_request(observation_of(number, request, found, RequestPhase.FINISHED))
+        if observer is not None:
+            observer.observe_request(observation_of(number, request, found, RequestPhase.FINISHED))
     return Replayed(asked, hits, tier.writes)
 
 
-def observation_of(number: int, request: TraceRequest, found: int, event: RequestPhase) -> RequestObservation:
-    """What a policy hears of a request of a trace."""
+def observation_of(number: int, request: TraceRequest, found: int, phase: RequestPhase) -> RequestObservation:
+    """Observation of a request of a trace."""
     new = len(request.keys) - found
-    return RequestObservation(str(number), event, request.at_s, (request.keys,), (0,), (new,), {"host": found})
+    return RequestObservation(str(number), phase, request.at_s, (request.keys,), (0,), (new,), {"host": found})

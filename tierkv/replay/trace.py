@@ -1,12 +1,12 @@
-"""A trace: who asked for which chunks, and when. One JSON object per line, as published traces of LLM servers have it.
+"""Traces of requests with their times and chunks: one JSON object per line, as in published traces of LLM servers.
 
 ::
 
     {"timestamp": 1200, "hash_ids": [0, 14, 15, 16]}
 
-``timestamp`` in milliseconds, not falling; ``hash_ids`` names the prompt's whole chunks from its front, by numbers or
-by text. As in a chunk's key, an id stands for its chunk and all before it: the same id never follows two different
-ones. Other fields, such as lengths in tokens, are passed over. The file may be compressed (``.gz``).
+``timestamp`` is in milliseconds and never decreases. ``hash_ids`` has the ids of the prompt's whole chunks from the
+front, as numbers or text. Like a chunk's key, an id identifies its chunk and all chunks before it: an id never follows
+two different ids. Other fields, such as lengths in tokens, are ignored. The file may be compressed (``.gz``).
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ _FIX = 'a line of a trace is a JSON object such as {"timestamp": 1200, "hash_ids
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace.
-
-    at_s: when it came, in seconds since the trace's zero. keys: of its chunks, from the front of the prompt.
-    """
+    """One request of a trace."""
 
     at_s: float
+    """Arrival in seconds since the trace's zero."""
     keys: tuple[Key, ...]
+    """Keys of its chunks, from the front of the prompt."""
 
 
 class KeysOfIds:
-    """Keys for the ids of a trace; the same object for the same id, as a trace names each many times."""
+    """Keys by id of a trace. Each key is one shared object, because a trace repeats ids."""
 
     def __init__(self) -> None:
         self._keys: dict[int | str, Key] = {}
 
     def key(self, chunk_id: int | str) -> Key:
-        """The key of an id.
+        """Return the key of an id.
 
         Raises:
-            ValueError: a number below 0 or of more than 16 bytes.
+            ValueError: the id is a number below 0 or of more than 16 bytes.
         """
         key = self._keys.get(chunk_id)
         if key is None:
@@ -60,10 +59,10 @@ class KeysOfIds:
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """The requests of a trace, in order.
+    """Yield the requests of a trace, in order.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no request; names the line and what is wrong with it.
+        ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
     """
     ids = KeysOfIds()
     before = TraceRequest(float("-inf"), ())
@@ -87,10 +86,10 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _request(line: str, ids: KeysOfIds, before: TraceRequest, place: str) -> TraceRequest:
-    """One line, after another request.
+    """Parse one line.
 
     Raises:
-        ConfigError: it is none; says why.
+        ConfigError: the line is no request.
     """
     try:
         entry = json.loads(line)

@@ -1,4 +1,4 @@
-"""The command: three processes one after the other, then the comparison."""
+"""Command ``tierkv demo``: three processes in turn, then the comparison."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORKLOAD = WorkloadConfig()
     type=click.Choice(list(MODELS)),
     default="tiny",
     show_default=True,
-    help="tiny: full attention. hybrid: layers with a sliding window beside full ones, three KV groups.",
+    help="tiny: full attention. hybrid: layers with a sliding window and full ones, three KV groups.",
 )
 @click.option(
     "--tensor-parallel",
@@ -46,7 +46,7 @@ WORKLOAD = WorkloadConfig()
     default=1,
     show_default=True,
     metavar="RANKS",
-    help="Split the heads: each rank has a KV pool, and copies between it and the one host tier.",
+    help="Split the heads: each rank has a KV pool and copies between it and the common host tier.",
 )
 @click.option(
     "--stack",
@@ -58,23 +58,23 @@ WORKLOAD = WorkloadConfig()
 @click.option(
     "--object-url",
     metavar="URL",
-    help="Where the built-in stack keeps objects, such as s3://bucket/prefix. Default: a local directory.",
+    help="URL of the built-in stack's objects, such as s3://bucket/prefix. Default: a local directory.",
 )
 @click.option(
     "--workdir",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep the tiers of the built-in stack here. Default: a temporary directory, removed at the end.",
+    help="Directory of the built-in stack's tiers. Default: a temporary directory, removed at the end.",
 )
 @click.option(
     "--conversations",
     type=click.IntRange(1, 1000),
     default=WORKLOAD.conversations,
     show_default=True,
-    help="How many users.",
+    help="Number of users.",
 )
-@click.option("--seed", type=int, default=WORKLOAD.seed, show_default=True, help="Of the conversations.")
-@click.option("--corrupt", is_flag=True, help="Flip bytes at rest before the conversations return.")
+@click.option("--seed", type=int, default=WORKLOAD.seed, show_default=True, help="Seed of the conversations.")
+@click.option("--corrupt", is_flag=True, help="Flip stored bytes before the conversations continue.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(  # noqa: PLR0913 - one argument per option
     *,
@@ -88,25 +88,26 @@ def demo(  # noqa: PLR0913 - one argument per option
     corrupt: bool,
     as_json: bool,
 ) -> None:
-    """Serve conversations through a stack, go on with them in a new process, and compare every token.
+    """Serve conversations through a stack, continue them in a new process, and compare every token.
 
     A small model serves several turns of conversations that share system prompts. GPU pool and host tier are too
-    small for them, so chunks move down through every tier. Then a new process with an empty engine takes up all
-    conversations: what they had is loaded and not computed. Every token is compared with a run without tierkv.
+    small for them, so chunks are written to every tier. Then a new process with an empty engine continues all
+    conversations and loads their prefixes instead of computing them. Every token is compared with a run without
+    tierkv.
 
-    Exit code 0: all equal. 1: something differs. 2: the stack cannot be used.
+    Exit code 0: all tokens are equal; 1: some differ; 2: the stack cannot be used.
 
     \b
     Examples:
       tierkv demo
-      tierkv demo --corrupt                     damage at rest is refused and recomputed
-      tierkv demo --model hybrid                sliding windows: what they need is loaded, no more
+      tierkv demo --corrupt                     corrupt chunks are detected and recomputed
+      tierkv demo --model hybrid                sliding windows: only the needed chunks are loaded
       tierkv demo --tensor-parallel 2           two ranks, one host tier
       tierkv demo --object-url s3://my-bucket/demo
       tierkv demo --stack lmdb.toml --json
-    """  # noqa: D301 - click reads the control character: what follows is not wrapped
+    """  # noqa: D301 - click reads the control character, and does not wrap the rest
     if stack_file is not None and (object_url is not None or workdir is not None):
-        raise click.UsageError("--stack brings its own places: leave out --object-url and --workdir")
+        raise click.UsageError("--stack has its own storage: remove --object-url and --workdir")
     try:
         engine = engine_of(model, tensor_parallel)
     except ValueError as error:
@@ -136,7 +137,7 @@ def _directory(workdir: Path | None) -> Iterator[Path]:
 
 
 def _stack(stack_file: Path | None, place: Path, object_url: str | None, engine: EngineConfig) -> dict[str, Any]:
-    """The stack as plain values, validated and opened once before any process starts."""
+    """Return the stack as plain values, validated and opened once before any process starts."""
     described = dict(read_mapping(stack_file)) if stack_file is not None else default_mapping(place)
     if object_url is not None:
         described["tiers"][-1]["url"] = object_url

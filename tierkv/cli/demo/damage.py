@@ -1,7 +1,7 @@
-"""``--corrupt``: flip bytes at rest, behind the framework's back, through each backend's own verbs.
+"""Option ``--corrupt``: flip stored bytes through each backend's own verbs, without the framework.
 
-The frames that come out are exactly what a failing disk or a bad network would leave: right name, right length, wrong
-bytes. The same chunks are hit in every tier, so that no healthy copy can step in.
+The resulting frames are those of a failing disk or network: right key, right length, wrong bytes. The same chunks are
+corrupted in every tier, so that no intact copy remains.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 
 ONE_IN = 3
-"""Every third chunk is damaged: enough to hit most conversations, few enough that most chunks still load."""
+"""One chunk in three is corrupted: enough for most conversations, while most chunks still load."""
 
 
 def corrupt_at_rest(stack: Mapping[str, Any], engine: EngineSpec, keys_by_tier: Mapping[str, set[bytes]]) -> int:
     """Flip one payload byte of a third of the chunks, in every tier that has them.
 
     Returns:
-        Frames damaged, over all tiers.
+        Number of corrupted frames over all tiers.
     """
     config = parse_config(dict(stack))
     geometry = Geometry.of(engine, blocks=config.chunk.blocks, tokens=config.chunk.tokens)
@@ -63,13 +63,13 @@ def _flip(backend: Backend | AsyncBackend, key: Key, frame_max: int) -> int:
     if not isinstance(length, int):
         return 0
     buffer[HEADER_BYTES + (length - HEADER_BYTES) // 2] ^= 0x40
-    _call(backend.delete([key]))  # a shared tier does not write again what it has
+    _call(backend.delete([key]))  # a shared tier does not overwrite a stored chunk
     (error,) = _call(backend.write([WriteRequest(key, buffer[:length].toreadonly())]))
     if isinstance(error, TierKVError):
         raise error
     return 1
 
 
-def _call(result: Any) -> Any:  # noqa: ANN401 - of any verb
-    """The result of a verb, blocking or async."""
+def _call(result: Any) -> Any:  # noqa: ANN401 - result of any verb
+    """Return the result of a verb, blocking or async."""
     return asyncio.run(result) if inspect.iscoroutine(result) else result

@@ -1,4 +1,4 @@
-"""The engines that the demo can serve with. No torch: the parent process never loads it."""
+"""Engines of the demo. Does not import torch, which the parent process never loads."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _TINY = ModelConfig(
 
 MODELS = {
     "tiny": EngineConfig(model=_TINY, num_blocks=96, block_tokens=16, max_batched_tokens=256, max_running=4),
-    # Two groups with a window of 64 tokens and one of full attention: 48 blocks hold a conversation, beside 10 for its
-    # windows, and more only while a long prompt is computed.
+    # Two groups with a window of 64 tokens and one with full attention: a conversation needs 48 blocks, and 10 for its
+    # windows. It needs more only while a long prompt is computed.
     "hybrid": EngineConfig(
         model=replace(_TINY, layers=6, windows=(64, 64, None)),
         num_blocks=160, block_tokens=16, num_groups=3, max_batched_tokens=256, max_running=4,
     ),
 }  # fmt: skip
-"""By the name that the command line takes. Each pool is far too small for ten conversations: about three fit."""
+"""Engines by name on the command line. Each pool is too small for ten conversations: about three fit."""
 
 TENSOR_PARALLEL_MAX = _TINY.kv_heads
 
 
 def engine_of(model: str, tensor_parallel: int) -> EngineConfig:
-    """The engine of a model, its heads split over ``tensor_parallel`` ranks. Several have processes for their copies.
+    """Engine of a model with its heads split over ranks. Several ranks have processes for their copies.
 
     Raises:
-        ValueError: they do not split so.
+        ValueError: the heads cannot be split evenly.
     """
     return replace(MODELS[model], tensor_parallel=tensor_parallel, worker_processes=tensor_parallel > 1)

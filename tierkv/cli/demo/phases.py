@@ -1,4 +1,4 @@
-"""What travels to and from the processes of the demo. No torch: the parent process never loads it."""
+"""Messages to and from the processes of the demo. Does not import torch, which the parent process never loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.reference.configs import EngineConfig
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 
 Progress = Callable[[int], None]
-"""Called with the number of requests done so far."""
+"""Function called with the number of finished requests."""
 
 
 class PhaseFailedError(TierKVError):
@@ -21,25 +21,29 @@ class PhaseFailedError(TierKVError):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One process' work: serve ``turns`` of ``conversations`` in order.
-
-    stack: description of the stack, or None to serve without tierkv. one_by_one: requests arrive one after the other,
-    as those of a returning user do; else all of a turn arrive together. verify_frames: see ``open_stack``.
-    """
+    """Work of one process: serve ``turns`` of ``conversations`` in order."""
 
     name: str
+    """Name of the phase."""
     engine: EngineConfig
+    """The engine."""
     conversations: list[Conversation]
+    """Conversations to continue."""
     turns: tuple[int, ...]
+    """Turns to serve."""
     answer_tokens: int
+    """Tokens to generate per turn."""
     stack: dict[str, Any] | None = None
+    """Description of the stack; None to serve without tierkv."""
     one_by_one: bool = False
+    """Whether requests arrive one after the other. Otherwise all requests of a turn arrive together."""
     verify_frames: bool = True
+    """Argument of ``open_stack``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request, served. Times in seconds; counts in tokens."""
+    """Result of one request. Times are in seconds, counts in tokens."""
 
     conversation: str
     turn: int
@@ -55,14 +59,12 @@ class Served:
 
 @dataclass(slots=True)
 class PhaseResult:
-    """What a phase did.
-
-    worker_pids: the processes of the ranks, if they had any. keys_at_rest: per tier, what it held when the phase ended.
-    """
+    """Result of a phase."""
 
     name: str
     pid: int
     worker_pids: list[int] = field(default_factory=list)
+    """Processes of the ranks, if any."""
     served: list[Served] = field(default_factory=list)
     conversations: list[Conversation] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
@@ -70,10 +72,11 @@ class PhaseResult:
     bytes_stored: int = 0
     bytes_loaded: int = 0
     keys_at_rest: dict[str, set[bytes]] = field(default_factory=dict)
+    """Stored keys per tier at the end of the phase."""
     flushed: bool = True
 
     def note(self, events: Iterable[CacheEvent]) -> None:
-        """Keep book of what each tier holds."""
+        """Update the stored keys of each tier."""
         for event in events:
             keys = self.keys_at_rest.setdefault(event.tier, set())
             if event.kind is CacheEventKind.STORED:

@@ -1,4 +1,4 @@
-"""Running a phase in a new process, with its progress and its errors brought back."""
+"""Running of a phase in a new process, which reports progress and errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseRe
     """Run ``phase`` in a process that shares no memory with any other, and wait for it.
 
     Raises:
-        PhaseFailedError: the phase raised, or its process died; says how.
+        PhaseFailedError: the phase raised, or its process died. The message gives the cause.
     """
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(phase, theirs), name=f"tierkv-demo-{phase.name}")
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_child, args=(phase, child_end), name=f"tierkv-demo-{phase.name}")
     process.start()
-    theirs.close()
+    child_end.close()
     result: PhaseResult | None = None
     try:
         while result is None:
-            kind, value = ours.recv()
+            kind, value = parent_end.recv()
             if kind == "progress":
                 progress(value)
             elif kind == "error":
@@ -35,7 +35,7 @@ def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseRe
         process.join()
         raise PhaseFailedError(f"the process of phase {phase.name!r} died with exit code {process.exitcode}") from None
     finally:
-        ours.close()
+        parent_end.close()
         process.join(timeout=60)
         if process.is_alive():
             process.kill()

@@ -1,7 +1,7 @@
-"""Workers of several ranks, each in a process of its own, and the KV pools that they share with the engine.
+"""Workers of several ranks, each in its own process, and the KV pools that they share with the engine.
 
-The model runs in the engine's process, rank by rank; that is the reference engine's simplification. The copies are
-what the demo is about: each rank's process maps its own pool and the one host tier, and nobody copies for it.
+The reference engine runs the model in its own process, rank by rank. The demo shows the copies: the process of each
+rank maps its own pool and the common host tier, and copies by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
 from tierkv.stack.stack import Stack
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
-if TYPE_CHECKING:  # a rank's process copies bytes and must not wait for torch
+if TYPE_CHECKING:  # a rank's process copies bytes and does not need torch
     from torch import Tensor
 
     from tierkv.reference.kv_pool import Allocate
@@ -35,7 +35,7 @@ JOIN_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SharedPages:
-    """One KV tensor, as another process finds it: a file to map, and its shape in blocks."""
+    """KV tensor for another process: a file to map, and its shape in blocks."""
 
     path: str
     num_blocks: int
@@ -50,7 +50,7 @@ class SharedMemory:
         self._paths: dict[int, Path] = {}
 
     def allocate(self, size: int) -> memoryview:
-        """So many zero bytes in a file of their own."""
+        """Allocate ``size`` zero bytes in a new file."""
         path = self._directory / f"kv-{len(self._paths)}"
         with path.open("wb+") as file:
             file.truncate(size)
@@ -59,19 +59,19 @@ class SharedMemory:
         return memoryview(memory)
 
     def pages(self, tensor: Tensor) -> SharedPages:
-        """Where another process finds a tensor that lies in this memory."""
+        """Location of a tensor of this memory, for another process."""
         blocks = tensor.shape[0]
         return SharedPages(str(self._paths[tensor.data_ptr()]), blocks, tensor.nbytes // blocks)
 
 
 class RankProcess:
-    """The worker of a rank, seen from the engine: each call is done by the rank's process.
+    """Proxy of a rank's worker: the rank's process runs each call.
 
-    Calls that the engine must not overtake wait for the answer. Used on the engine's thread.
+    Calls wait for the answer. Used on the engine's thread.
     """
 
     def __init__(self, setup: WorkerSetup, memory: SharedMemory) -> None:
-        """Start the process; it becomes the worker that ``setup`` says."""
+        """Start the process, which opens the worker of ``setup``."""
         context = multiprocessing.get_context("spawn")
         self._memory = memory
         self._pipe, theirs = context.Pipe()
@@ -83,29 +83,29 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Id of the process."""
         return self._process.pid or 0
 
     def register_kv_caches(self, caches: Sequence[Sequence[Tensor]]) -> None:
-        """Tell the process where the rank's pool is."""
-        self._ask("register", [[self._memory.pages(tensor) for tensor in group] for group in caches])
+        """Pass the location of the rank's pool to the process."""
+        self._call("register", [[self._memory.pages(tensor) for tensor in group] for group in caches])
 
     def start_step(self, meta: ConnectorMeta) -> None:
-        """Flush, submit what was queued, start loads; returns when the flushed jobs are done."""
-        self._ask("start_step", meta)
+        """Flush, submit queued stores, and start loads. Returns when the flushed jobs have ended."""
+        self._call("start_step", meta)
 
     def queue_stores(self, meta: ConnectorMeta) -> None:
-        """Remember this step's stores."""
-        self._ask("queue_stores", meta)
+        """Queue the stores of the step."""
+        self._call("queue_stores", meta)
 
     def get_finished(self) -> WorkerOutput:
-        """What ended since the last call."""
-        output: WorkerOutput = self._ask("get_finished", None)
+        """Return the jobs that ended since the previous call."""
+        output: WorkerOutput = self._call("get_finished", None)
         return output
 
     def copied_bytes(self) -> tuple[int, int]:
         """Bytes stored and loaded so far."""
-        counts: tuple[int, int] = self._ask("copied_bytes", None)
+        counts: tuple[int, int] = self._call("copied_bytes", None)
         return counts
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class RankProcess:
             self._process.kill()
             self._process.join()
 
-    def _ask(self, verb: str, argument: object) -> Any:  # noqa: ANN401 - whatever the verb answers
+    def _call(self, verb: str, argument: object) -> Any:  # noqa: ANN401 - whatever the verb answers
         try:
             self._pipe.send((verb, argument))
             answer = self._pipe.recv()

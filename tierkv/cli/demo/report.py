@@ -1,4 +1,4 @@
-"""What the demo found: figures for programs, tables for people, and the verdict."""
+"""Report of the demo: JSON, tables, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tierkv.reference.configs import EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All three phases side by side. frames_damaged: what ``--corrupt`` flipped (0 without it)."""
+    """Comparison of all three phases."""
 
     engine: EngineConfig
     plain: PhaseResult
     fill: PhaseResult
     again: PhaseResult
     frames_damaged: int
+    """Number of frames that ``--corrupt`` changed; 0 without it."""
     corrupt: bool
 
     @property
     def differing(self) -> list[str]:
-        """Requests whose tokens are not those of the run without tierkv."""
+        """Requests whose tokens differ from the run without tierkv."""
         expected = {(s.conversation, s.turn): s.answer for s in self.plain.served}
         return [
             f"{s.conversation} turn {s.turn}"
@@ -37,14 +38,14 @@ class DemoReport:
 
     @property
     def problems(self) -> list[str]:
-        """Why the demo failed; empty if it did not."""
+        """Failures of the demo; empty if it succeeded."""
         found = [f"tokens differ: {', '.join(self.differing)}"] if self.differing else []
         if not self.fill.flushed:
-            found.append("not everything that was stored reached the lower tiers")
+            found.append("some stored chunks were not written to the lower tiers")
         if not sum(self.again.counters["tokens_loaded"].values()):
             found.append("the new process loaded nothing from the tiers")
         if self.corrupt and not self._corrupt_chunks():
-            found.append("damage at rest was not noticed")
+            found.append("corrupt frames were not detected")
         return found
 
     def _corrupt_chunks(self) -> int:
@@ -55,7 +56,7 @@ class DemoReport:
         return {s.conversation: s for s in self.plain.served if s.turn == last}
 
     def as_json(self) -> dict[str, Any]:
-        """One object; the keys of the issue first, then everything else."""
+        """Return the report as one object."""
         cold = self._cold()
         phases = (self.fill, self.again)
         counts = [phase.counters["tokens_loaded"] for phase in phases]
@@ -141,7 +142,7 @@ class DemoReport:
                            for key in ("bytes_stored", "bytes_loaded"))],
                 ["bytes verified", round_size(report["bytes_verified"])],
                 ["deferrals", str(report["deferrals"])],
-                ["frames damaged at rest, chunks refused", f"{self.frames_damaged}, {report['chunks_corrupt']}"],
+                ["frames corrupted, chunks detected", f"{self.frames_damaged}, {report['chunks_corrupt']}"],
             ],
         )  # fmt: skip
         out = console()

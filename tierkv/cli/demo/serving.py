@@ -1,6 +1,6 @@
-"""What one process of the demo does: an engine, with a stack or without, serves turns of the conversations.
+"""Work of one process of the demo: an engine, with or without a stack, serves turns of the conversations.
 
-Each phase runs in a process of its own, so that nothing but the lower tiers can carry bytes from one to the next.
+Each phase runs in its own process, so that only the lower tiers can pass bytes from one phase to the next.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tierkv.stack.stack import Stack
 
 
 def run_phase(phase: Phase, progress: Progress) -> PhaseResult:
-    """Serve a phase from an empty engine and an empty host tier to the last byte at rest."""
-    torch.set_num_threads(1)  # more collapses when the other core is busy, and the demo's matrices are small
+    """Serve a phase, from an empty engine and host tier until all chunks are written."""
+    torch.set_num_threads(1)  # more threads are slow on a busy machine, and the demo's matrices are small
     result = PhaseResult(phase.name, os.getpid())
     with _opened(phase) as (stack, engine, ranks):
         result.worker_pids = [rank.pid for rank in ranks]
@@ -38,7 +38,7 @@ def run_phase(phase: Phase, progress: Progress) -> PhaseResult:
 
 @contextmanager
 def _opened(phase: Phase) -> Iterator[tuple[Stack | None, Engine, list[RankProcess]]]:
-    """A stack, an engine over it, and the processes of its ranks if they have any."""
+    """Open a stack, an engine over it, and the processes of its ranks, if any."""
     config = phase.engine
     if phase.stack is None:
         yield None, Engine(config), []
@@ -51,20 +51,20 @@ def _opened(phase: Phase) -> Iterator[tuple[Stack | None, Engine, list[RankProce
             yield stack, Engine(config, connector=stack, workers=ranks, allocate=allocate), ranks
 
 
-def _serve(  # noqa: PLR0913, PLR0917 - one line of a story, told to one reader
+def _serve(  # noqa: PLR0913, PLR0917 - one step of one caller
     engine: Engine, stack: Stack | None, phase: Phase, turn: int, wave: list[Conversation], result: PhaseResult
 ) -> None:
     before = {} if stack is None else dict(stack.metrics.counters.tokens_loaded)
     ids = {f"{c.name}/{turn}": c for c in wave}
     for request_id, conversation in ids.items():
-        engine.add_request(conversation.say(turn), phase.answer_tokens, request_id=request_id)
+        engine.add_request(conversation.prompt(turn), phase.answer_tokens, request_id=request_id)
     while engine.has_unfinished:
         result.note(engine.step().events)
     after = {} if stack is None else dict(stack.metrics.counters.tokens_loaded)
     by_tier = {tier: count - before.get(tier, 0) for tier, count in after.items() if count > before.get(tier, 0)}
     for request_id, conversation in ids.items():
         record = engine.record(request_id)
-        conversation.hear(turn, list(record.output_tokens))
+        conversation.add_answer(turn, list(record.output_tokens))
         result.served.append(
             Served(
                 conversation=conversation.name,
@@ -82,7 +82,7 @@ def _serve(  # noqa: PLR0913, PLR0917 - one line of a story, told to one reader
 
 
 def _close(engine: Engine, stack: Stack, ranks: list[RankProcess], result: PhaseResult) -> None:
-    """Everything stored goes down to the tiers; then take stock."""
+    """Flush all stored chunks to the tiers, then collect the counters."""
     while stack.has_pending_work():
         result.note(engine.step().events)
     result.flushed = stack.flush()

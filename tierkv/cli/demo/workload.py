@@ -1,4 +1,4 @@
-"""The conversations of the demo: a few system prompts shared by many users, several turns each. Seeded."""
+"""Conversations of the demo: several turns of many users, who share a few system prompts. Seeded."""
 
 from __future__ import annotations
 
@@ -8,42 +8,45 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
-    """Sizes in tokens where not said otherwise.
-
-    conversations, system_prompts, turns: how many. turns: before the break; one more follows in the new process.
-    system_tokens, user_tokens: lengths; user messages vary by a quarter of theirs.
-    answer_tokens: generated per turn.
-    """
+    """Sizes of the workload."""
 
     conversations: int = 10
+    """Number of conversations."""
     system_prompts: int = 2
+    """Number of system prompts."""
     turns: int = 2
+    """Turns before the restart. One more turn follows in the new process."""
     system_tokens: int = 192
+    """Length of a system prompt in tokens."""
     user_tokens: int = 128
+    """Mean length of a user message in tokens; lengths vary by a quarter."""
     answer_tokens: int = 12
+    """Generated tokens per turn."""
     vocab: int = 512
+    """Size of the vocabulary."""
     seed: int = 0
+    """Seed of the conversations."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One user's conversation so far. ``history`` grows by each message and each answer."""
+    """Conversation of one user. ``history`` grows with each message and answer."""
 
     name: str
     history: list[int]
     messages: list[list[int]] = field(default_factory=list)
 
-    def say(self, turn: int) -> list[int]:
-        """The prompt of a turn: everything so far and the user's next message."""
+    def prompt(self, turn: int) -> list[int]:
+        """Prompt of a turn: the history and the next message."""
         return self.history + self.messages[turn]
 
-    def hear(self, turn: int, answer: list[int]) -> None:
-        """Take the answer of a turn into the history."""
-        self.history = self.say(turn) + answer
+    def add_answer(self, turn: int, answer: list[int]) -> None:
+        """Add message and answer of a turn to the history."""
+        self.history = self.prompt(turn) + answer
 
 
 def make_conversations(config: WorkloadConfig) -> list[Conversation]:
-    """All conversations, before their first turn. The same for the same config."""
+    """Create all conversations before their first turn. Deterministic for a configuration."""
     rng = random.Random(config.seed)
 
     def text(length: int) -> list[int]:
