@@ -38,9 +38,11 @@ GROUPS = {
         "tierkv.stack.tier_lifecycle": ("TierChange",),
         "tierkv.stack.events": ("StackEvents",),
         "tierkv.stack.measurements": ("StackMetrics",),
+        "tierkv.stack.remote_worker": ("WorkerSetup", "ProcessWorker"),
+        "tierkv.worker.worker": ("Worker",),
     }
 }
-"""Package to the classes, by module, of the groups that its names have: ``stack.tiers`` and their like."""
+"""Package to the classes, by module, that its names return or hold: ``stack.tiers``, ``stack.worker`` and the like."""
 
 Definition = ast.ClassDef | ast.FunctionDef
 

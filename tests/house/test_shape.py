@@ -25,7 +25,6 @@ INHERITS: dict[str, str] = {
     "KitBase": "a conformance kit is inherited by definition: pytest collects the methods of its classes",
     "StackKit": "fixtures of the kit for whole stacks, as KitBase",
     "*Tests": "parts of BackendConformance, which a backend author inherits as one class",
-    "ProcessWorker": "being dissolved",
     "_Rules": "being dissolved",
     "HandEngine": "being dissolved",
 }

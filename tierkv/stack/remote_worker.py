@@ -7,9 +7,10 @@ way, and reports return by it. tierkv has no channel of its own, since every eng
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
@@ -17,6 +18,7 @@ from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach_arena
 from tierkv.types.geometry import Geometry
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.completion_flags import RankFlags
 from tierkv.worker.worker import Worker
 
@@ -61,16 +63,38 @@ def setup_of_rank(setup: WorkerSetup | None, rank: int) -> WorkerSetup:
     return replace(setup, rank=rank)
 
 
-class ProcessWorker(Worker):
-    """Worker with its own mapping of the arena and its own copy threads. Opened by :func:`open_worker`."""
+class ProcessWorker:
+    """Worker with its own mapping of the arena and its own copy threads. Opened by :func:`open_worker`.
+
+    The calls of a step are those of the held :class:`tierkv.worker.worker.Worker`, bound: they cost no further call.
+    All methods belong to the worker's own thread.
+    """
+
+    rank: int
+    """Rank of the worker."""
+    register_kv_caches: Callable[[Sequence[Sequence[Any]]], None]
+    """Register the engine's KV tensors."""
+    start_step: Callable[[ConnectorMeta], None]
+    """Start the loads of a step, and await the transfers that it flushes."""
+    start: Callable[[TransferJob], None]
+    """Start one transfer, for an engine that schedules itself."""
+    queue_stores: Callable[[ConnectorMeta], None]
+    """Queue the stores of a step, after its forward pass."""
+    get_finished: Callable[[], WorkerOutput]
+    """Return the transfers that have ended since the last call."""
+    wait: Callable[[Iterable[int]], None]
+    """Submit queued stores among these jobs, and wait until all of them have ended."""
+    drain: Callable[[], None]
+    """Submit queued stores and wait until all jobs have ended, so that no accepted job is lost."""
+    shutdown: Callable[[], None]
+    """Drop queued stores and wait until running copies have ended. Idempotent."""
 
     def __init__(self, setup: WorkerSetup, arena: HostArena) -> None:
         self._arena = arena
         self._pool = CopyPool(setup.copy_threads, name=f"tierkv-copy-{setup.rank}")
-        sealer = FrameSealer(setup.namespace, verify=setup.verify_frames)
-        super().__init__(
+        worker = Worker(
             arena,
-            sealer,
+            FrameSealer(setup.namespace, verify=setup.verify_frames),
             setup.geometry,
             self._pool.submit,
             rank=setup.rank,
@@ -78,8 +102,28 @@ class ProcessWorker(Worker):
             gpu_staging_bytes=setup.gpu_staging_bytes,
             staged=setup.completion_flags is not None,
         )
+        self._worker = worker
+        self.rank = worker.rank
+        self.register_kv_caches = worker.register_kv_caches
+        self.start_step = worker.start_step
+        self.start = worker.start
+        self.queue_stores = worker.queue_stores
+        self.get_finished = worker.get_finished
+        self.wait = worker.wait
+        self.drain = worker.drain
+        self.shutdown = worker.shutdown
         flags = setup.completion_flags
         self._flags = None if flags is None else RankFlags(flags, setup.geometry.num_workers, setup.rank)
+
+    @property
+    def bytes_stored(self) -> int:
+        """Bytes of this worker's parts that were stored."""
+        return self._worker.bytes_stored
+
+    @property
+    def bytes_loaded(self) -> int:
+        """Bytes of this worker's parts that were loaded."""
+        return self._worker.bytes_loaded
 
     def mark_ended(self, number: int) -> None:
         """Flag a job as ended by this worker, for a staged stack; without effect for other stacks."""

@@ -8,9 +8,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from tierkv.stack.remote_worker import WorkerSetup
+from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
-from tierkv.worker.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class StepMeta(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no types 
     """Setup of a worker, with rank 0 in place of its own; None after all workers have started."""
     failed_loads: frozenset[str] = frozenset()
     """Requests whose load must be reported as failed."""
-    last_steps: Callable[[Worker], None] | None = None
+    last_steps: Callable[[ProcessWorker], None] | None = None
     """Runs the last steps with a worker in the scheduler's own process. Not sent to other processes."""
 
     def __getstate__(self) -> dict[str, Any]:

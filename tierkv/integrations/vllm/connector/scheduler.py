@@ -10,11 +10,10 @@ from typing import Any
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.connector.requests import is_served, view_of
 from tierkv.integrations.vllm.connector.steps import step_output
-from tierkv.stack.remote_worker import WorkerSetup
+from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import BlockTables, LoadReport, StepOutput
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
-from tierkv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class ConnectorScheduler:
         """Whether there is no request and no transfer in flight, so that the next step may be late."""
         return not self._requests and not self.has_pending_work
 
-    def run_last_steps(self, worker: Worker) -> None:
+    def run_last_steps(self, worker: ProcessWorker) -> None:
         """End the remaining transfers with the only worker, which is in this process and gets no further steps."""
         for _ in range(LAST_STEPS_MAX):
             meta = self.stack.build_connector_meta(StepOutput())

@@ -10,7 +10,6 @@ from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.pages import KVCacheConfig, group_pages
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
-from tierkv.worker.worker import Worker
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class ConnectorWorker:
         self._pages: list[list[Any]] | None = None
         self._worker: ProcessWorker | None = None
         self._start_unreported = 0
-        self._last_steps: Callable[[Worker], None] | None = None
+        self._last_steps: Callable[[ProcessWorker], None] | None = None
         self._loads: dict[str, _Load] = {}
         self._output = WorkerOutput()
         self._blocks_per_chunk = 1
@@ -74,7 +73,7 @@ class ConnectorWorker:
         meta: ConnectorMeta,
         setup: WorkerSetup | None,
         failed_loads: frozenset[str],
-        last_steps: Callable[[Worker], None] | None,
+        last_steps: Callable[[ProcessWorker], None] | None,
     ) -> None:
         """Start a step, before any block is written. Waits for transfers that read blocks to be written.
 
