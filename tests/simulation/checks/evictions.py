@@ -10,7 +10,7 @@ from simulation.drawing.features import has_quotas
 from simulation.drawing.run_spec import RunSpec
 from tierkv.manager.moves.dirty_pins import PINNED_SHARE, UNWRITTEN_SHARE
 
-WAITING = "what waits to be written leaves last"
+WAITING = "dirty chunks are evicted last"
 
 
 class EvictionChecks:

@@ -28,7 +28,7 @@ JOBS = "every job ends exactly once"
 EVENTS = "events replayed give the resident set"
 OFFERS = "what is offered is readable"
 RESET = "a reset forgets everything"
-CONCEALED = "nothing lies in the clear where it is encrypted"
+CONCEALED = "no plain text where a tier is encrypted"
 HOST = "host"
 
 _NOT_TAKEN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE)
