@@ -1,7 +1,7 @@
-"""The whole core on a bench: engine, worker and tiers are scripted, time stands still, and every byte is real.
+"""The whole core on a bench: engine, worker and tiers are scripted, the clock is manual, and every byte is real.
 
-Tests push single things forward (one I/O, one transfer, one step, some seconds) in whatever order they like;
-:meth:`Bed.check` then looks at everything that must always hold (spec, section 18).
+Tests advance single things (one I/O, one transfer, one step, some seconds) in any order. :meth:`Bed.check` then checks
+all invariants (spec, section 18).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tierkv.types.tier_ops import TierHealth
 
 @dataclass(frozen=True, slots=True)
 class BedSpec:
-    """What a bed is made of; see :func:`core_parts.make_core`."""
+    """Parts of a bed, as in :func:`core_parts.make_core`."""
 
     block_tokens: tuple[int, ...] = (4,)
     factor: int = 1
@@ -55,7 +55,7 @@ class BedSpec:
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the scheduler's limits and the groups: full attention, where nothing else is said."""
+        """Derive the scheduler's limits and the groups; full attention by default."""
         if not self.groups:
             object.__setattr__(self, "groups", tuple(full(size) for size in self.block_tokens))
         limits = SchedulerLimits(
@@ -116,7 +116,7 @@ class Bed:
     # -- pushing things forward --------------------------------------------------------------------------------------
 
     def add(self, tokens: Sequence[int], new_tokens: int = 1, params: dict[str, object] | None = None) -> BedRequest:
-        """A request arrives."""
+        """Register a request."""
         self._ids += 1
         request = BedRequest(f"r{self._ids}", tokens, self.core.geometry.hash_block_tokens, params)
         self.engine.add(request, max(1, new_tokens))
@@ -125,7 +125,7 @@ class Bed:
     def step(
         self, behaviour: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = REPORTS_MAX
     ) -> None:
-        """One engine step, as the stack's step loop does it."""
+        """Run one engine step, as the stack's step loop does it."""
         core = self.core
         core.now += seconds
         self._take_in()
@@ -162,11 +162,11 @@ class Bed:
         self._hand_out()
 
     def set_health(self, tier: int, *, usable: bool) -> None:
-        """A tier's breaker opens or closes."""
+        """Open or close a tier's breaker."""
         self.tiers.completion.append(TierHealth(tier, usable=usable))
 
     def damage_slot(self, pick: int) -> None:
-        """Spoil the bytes of a readable chunk in the host tier that no I/O is touching."""
+        """Corrupt a readable chunk in the host tier that no I/O is using."""
         ready = [chunk for chunk in self.core.host.slots.visible() if chunk.state is ChunkState.READY]
         if ready:
             slot = ready[pick % len(ready)].slot
@@ -174,13 +174,13 @@ class Bed:
             self.worker.damaged.add(slot)
 
     def damage_frame(self, tier: int, pick: int) -> None:
-        """Spoil a frame at rest."""
+        """Corrupt a frame at rest."""
         frames = self.tiers.stores[tier].frames
         if frames:
             frames[list(frames)[pick % len(frames)]] = GARBAGE
 
     def fill_below(self, request: BedRequest, tier: int = 0, chunks: Sequence[int] | None = None) -> None:
-        """Put a request's chunks into a lower tier, as an earlier process would have left them."""
+        """Put a request's chunks into a lower tier, as an earlier process would have stored them."""
         core = self.core
         core.truth.learn(request)
         store = self.tiers.stores[tier]
@@ -195,17 +195,17 @@ class Bed:
             self.residents[store.spec.name] |= store.frames.keys() - leaving
 
     def run_transfers(self) -> None:
-        """Let all started transfers go well."""
+        """Let all started transfers end well."""
         for job_id in list(self.worker.running):
             self.worker.run(job_id)
 
     def run_io(self) -> None:
-        """Let all instructions to tiers go well."""
+        """Let all instructions to tiers end well."""
         for op_id in list(self.tiers.pending):
             self.tiers.complete(op_id)
 
     def settle(self, steps_max: int = 400) -> int:
-        """Everything goes well from now on: step until nothing is left to do. Returns the steps it took."""
+        """Let everything end well, and step until no work is pending. Returns the number of steps."""
         for tier in range(len(self.spec.tiers)):
             self.set_health(tier, usable=True)
         for steps in range(steps_max):
@@ -220,7 +220,7 @@ class Bed:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no transfer, instruction or report is under way."""
+        """Whether no transfer, instruction or report is in flight."""
         return (
             self.worker.is_idle
             and not self.tiers.pending
@@ -233,13 +233,13 @@ class Bed:
 
     @property
     def _lower(self) -> list[tuple[LowerTier, TierStore]]:
-        """What the core knows of each lower tier, beside what is there."""
+        """View of the core on each lower tier, beside its content."""
         return list(zip(self.core.lower, self.tiers.stores, strict=True))
 
     # -- what must always hold ---------------------------------------------------------------------------------------
 
     def answered(self, sequence: EngineSequence[BedRequest], local: int, answer: int | None) -> None:
-        """No key is offered unless its bytes are readable; and no deferral outlives its deadline."""
+        """Check that offered keys are readable, and that no deferral outlives its deadline."""
         now = self.core.now
         record = self.core.scheduler._records[sequence.request.request_id]
         if answer is None:
@@ -263,7 +263,7 @@ class Bed:
                 if record.lookup.will_stream and keys[i] not in record.lookup.gathered:
                     # It is not held. When the offer is repeated, in a later step, it may have been evicted.
                     repeated = self._offered.get(sequence.request.request_id) is record.lookup.wanted
-                    assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, and nobody has it"
+                    assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, but in no tier"
                     continue
                 chunk = self._offered_chunk(sequence, keys[i])
                 assert chunk.holders > 0
@@ -272,18 +272,18 @@ class Bed:
         self._offered[sequence.request.request_id] = record.lookup.wanted
 
     def loads_ended(self, report: LoadReport) -> None:
-        """The core reported loads as ended."""
+        """Note that the core reported loads as ended."""
 
     def aborted(self, request_id: str) -> None:
-        """A request was aborted during its load."""
+        """Note that a request was aborted during its load."""
 
     def _is_somewhere(self, key: Key) -> bool:
-        """Whether some tier is believed to have a chunk."""
+        """Whether the core counts a chunk as present in some tier."""
         core = self.core
         return core.host.slots.find(key) is not None or core.manager._tier_io.source_of(key) is not None
 
     def _offered_chunk(self, sequence: EngineSequence[BedRequest], key: Key) -> Chunk:
-        """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
+        """Chunk that is held for a request, readable or (if another request found it corrupt) doomed."""
         granted = self.core.manager.reservations.granted(sequence.request.request_id)
         assert key in granted, f"{key.hex()} is offered to {sequence.request.request_id}, but not held for it"
         chunk = granted[key][0]
@@ -291,7 +291,7 @@ class Bed:
         return chunk
 
     def check(self) -> None:
-        """Everything that holds between any two events."""
+        """Check all invariants that hold between any two events."""
         self.core.scheduler.validate()
         self._check_holds()
         self._check_residents()
@@ -300,7 +300,7 @@ class Bed:
             assert capacity is None or store.used_bytes <= capacity
 
     def _check_holds(self) -> None:
-        """Every hold on a chunk has somebody behind it, and is counted once."""
+        """Check that every pin on a chunk has an owner, and is counted once."""
         core = self.core
         tier_io = core.manager._tier_io
         holds: Counter[int] = Counter()
@@ -317,16 +317,16 @@ class Bed:
         for slot, holders in enumerate(core.host.slots.holders):
             key = core.host.slots.key(slot)
             assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.slots.transitions_of(key)}"
-        assert not holds, "somebody holds a chunk that owns no slot"
+        assert not holds, "a chunk without a slot is held"
 
     def _check_residents(self) -> None:
-        """Events replayed give exactly the resident set (as soon as they are drained)."""
+        """Check that replayed events give exactly the resident set (once they are drained)."""
         if not self.core.manager._events._runs:
             assert self.core.ready() == self.residents["host"]
             self.mirror.check(self.residents)
 
     def check_end(self) -> None:
-        """Everything that holds once all requests ended and all I/O is done: nothing leaked."""
+        """Check that nothing leaked when all requests have ended and all I/O is done."""
         core, scheduler = self.core, self.core.scheduler
         self.check()
         assert self.audit.is_quiet
@@ -360,9 +360,9 @@ class Bed:
             assert tier.residency.reserved_bytes == 0
             assert tier.is_quiet
             if tier.capabilities.authoritative_index:
-                assert set(store.frames) <= set(tier.residency), "bytes at rest that nobody accounts for"
+                assert set(store.frames) <= set(tier.residency), "bytes at rest without an account"
                 assert self.residents[tier.name] == set(tier.residency)
 
     def states(self) -> Counter[RequestState]:
-        """How many requests are in which state."""
+        """Number of requests per state."""
         return Counter(record.state for record in self.core.scheduler._records.values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BedBlock:
-    """What a core sees of a block; satisfies :class:`tierkv.types.engine.Block`."""
+    """A block as the core sees it; satisfies :class:`tierkv.types.engine.Block`."""
 
     block_id: int
     block_hash: bytes | None = None
@@ -16,5 +16,5 @@ class BedBlock:
 
 
 def blocks(ids: Sequence[int], filled: int = 0) -> list[BedBlock]:
-    """A table of blocks, the first ``filled`` of them computed; id 0 is the null block."""
+    """Table of blocks, the first ``filled`` of them computed; id 0 is the null block."""
     return [BedBlock(block_id, b"computed" if i < filled else None, block_id == 0) for i, block_id in enumerate(ids)]

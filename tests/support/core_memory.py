@@ -28,7 +28,7 @@ class BedMemory:
         self._truth.learn(request)
 
     def garble(self, group: int, block_ids: Iterable[int], filling: int) -> None:
-        """Keep the bytes of a previous owner: whoever reads them finds them wrong."""
+        """Keep the bytes of the previous owner, which readers will find wrong."""
 
     def verify(self, request: BedRequest, group: int, table: Sequence[int], start: int, stop: int) -> None:
         """Read tokens ``start`` to ``stop`` as attention would.

@@ -1,4 +1,4 @@
-"""A consumer of described events: what it believes to lie where, and what must be true of that at any time."""
+"""Consumer of described events: its set of present blocks, and the invariants of that set."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ Block = tuple[int, bytes]
 
 
 class BlockMirror:
-    """Hears every event; knows of hashes, tokens and media only what events say."""
+    """Follows events; knows hashes, tokens and tiers from events only."""
 
     def __init__(self, geometry: Geometry, block_events: BlockEvents) -> None:
         self.held: dict[str, set[Block]] = {}
         self.payloads = 0
         self._geometry = geometry
         self._block_events = block_events
-        self._told: dict[str, dict[Key, set[Block]]] = {}
+        self._chunks: dict[str, dict[Key, set[Block]]] = {}
 
     def take(self, events: Sequence[CacheEvent]) -> None:
-        """Events of a step, as the core gave them out."""
+        """Take the events of a step."""
         for event in self._block_events.describe(events):
             held = self.held.setdefault(event.medium, set())
-            told = self._told.setdefault(event.medium, {})
+            chunks = self._chunks.setdefault(event.medium, {})
             match event:
                 case BlockStored():
                     blocks = {(event.group_idx, block_hash) for block_hash in event.block_hashes}
                     key = make_key(event.block_hashes[-1], event.group_idx)
                     held |= blocks
-                    told[key] = told.get(key, set()) | blocks
+                    chunks[key] = chunks.get(key, set()) | blocks
                     self._check_payload(event)
                 case BlockRemoved():
                     blocks = {(event.group_idx, block_hash) for block_hash in event.block_hashes}
                     held -= blocks
                     for group, block_hash in blocks:
-                        told.pop(make_key(block_hash, group), None)
-                    assert not blocks & set().union(*told.values()), "removed a block that another chunk still has"
+                        chunks.pop(make_key(block_hash, group), None)
+                    assert not blocks & set().union(*chunks.values()), "removed a block that another chunk still has"
                 case AllBlocksCleared():
                     held.clear()
-                    told.clear()
+                    chunks.clear()
         self._block_events.finish_ended_stores()
 
     def _check_payload(self, event: BlockStored) -> None:
-        """Tokens, chained from the parent on, give exactly the hashes."""
+        """Check that the tokens, chained from the parent on, give exactly the hashes."""
         if not event.token_ids:
             assert (event.block_size, event.parent_block_hash, len(event.block_hashes)) == (0, None, 1)
             return
@@ -67,17 +67,17 @@ class BlockMirror:
         assert event.block_hashes == tuple(chain[event.block_size :: event.block_size])
 
     def check(self, residents: Mapping[str, AbstractSet[Key]]) -> None:
-        """What is believed is what there is: every chunk told of, whole where its payload was told, and no ghosts."""
+        """Check that the set equals the resident chunks, whole where payloads were given, without ghosts."""
         for medium, held in self.held.items():
-            told = self._told[medium]
-            assert told.keys() <= residents[medium]
-            assert held == set().union(*told.values()), f"{medium}: blocks of chunks that are gone, or missing ones"
+            chunks = self._chunks[medium]
+            assert chunks.keys() <= residents[medium]
+            assert held == set().union(*chunks.values()), f"{medium}: blocks of removed chunks, or missing blocks"
         snapshots = set(self._block_events.keys())
         anywhere = set().union(*residents.values())
         storing = {key for key in snapshots if self._block_events._snapshots[key].storing}
         assert snapshots <= anywhere | storing, "a payload outlives its chunk"
 
     def check_end(self, residents: Mapping[str, AbstractSet[Key]]) -> None:
-        """Nothing is under way: a payload is remembered of resident chunks alone."""
+        """Check that only resident chunks have payloads when nothing is in flight."""
         self.check(residents)
         assert set(self._block_events.keys()) <= set().union(*residents.values())

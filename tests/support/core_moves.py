@@ -84,10 +84,15 @@ SPECS: tuple[BedSpec, ...] = (
         tiers=(disk(),), gpu_caching=False, holds_finished=True,
     ),
 )  # fmt: skip
-"""One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
-stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
-behind shared ones, bounded, slow to make room, and read-only; each write policy, one of them twice in a stack; each
-store plan, and an engine that holds the blocks of finished requests; and host tiers that most hits do not fit."""
+"""Beds that differ in:
+
+- groups: one and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
+  stretches and states; chunks that a window uses in part, chunks in which no hit ends;
+- tiers: with an index before and behind shared ones, bounded, slow to make room, and read-only;
+- write policies: each, and one of them twice in a stack;
+- store plans: each, and an engine that holds the blocks of finished requests;
+- host tiers: also smaller than most hits.
+"""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
@@ -100,22 +105,22 @@ HINTS: tuple[dict[str, object], ...] = (
     {"store": ["disk"], "session": "s", "continues": "yes"}, {"one_shot": True, "ttl_s": 3, "closed": True},
     {"load_tiers": ["moon"], "retains": True},
 )  # fmt: skip
-"""What requests may say; the last says it wrongly."""
+"""Hints of requests; the last one is faulty."""
 
 
 PACES = (0.0, 0.0001, 0.002, 0.01, 5.0)
-"""Seconds that reads may take, beside a prefill of four tokens in 4 ms; 0: nobody measures."""
+"""Seconds that reads may take, beside a prefill of four tokens in 4 ms; 0: not measured."""
 
 
 class Moves:
-    """Single events on a bed. A pick that points at nothing does nothing."""
+    """Single events on a bed. A pick without a target does nothing."""
 
     def __init__(self, spec: BedSpec) -> None:
         self.bed = Bed(spec)
         self._unique = 1000
 
     def arrive(self, family: int, shared: int, own: int, new: int, cap: int = -1, wish: int = 0) -> None:
-        """A request arrives: ``shared`` tokens of a family, then ``own`` tokens of its own."""
+        """Register a request: ``shared`` tokens of a family, then ``own`` tokens of its own."""
         self._unique += 1
         tokens = [family * 100 + i for i in range(shared)] + [self._unique * 100 + i for i in range(own)]
         if tokens and self._fits(len(tokens) + new):
@@ -123,83 +128,83 @@ class Moves:
             self.bed.add(tokens, new, params)
 
     def _fits(self, tokens: int) -> bool:
-        """Whether the engine has blocks for such a request at all, beside those that an aborted load still fills."""
+        """Whether the engine has blocks for the request, beside those that an aborted load still fills."""
         geometry = self.bed.core.geometry
         need = sum(-(-tokens // group.block_tokens) for group in geometry.groups)
         return need <= self.bed.spec.gpu_blocks
 
     def preload(self, family: int, tokens: int, tier: int, gap: int) -> None:
-        """A tier holds a family's prefix from an earlier process, perhaps with one chunk missing."""
+        """Put a family's prefix into a tier, as from an earlier process, perhaps with one chunk missing."""
         stores = self.bed.tiers.stores
         if not stores:
             return
         tier %= len(stores)
         capacity = self.bed.spec.tiers[tier].limits.capacity_bytes
         if capacity is not None or self.bed.core.manager._tier_io.in_flight:
-            return  # what lies in a bounded tier is told once, at the start
+            return  # the content of a bounded tier is reported once, at the start
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
         self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])
 
     def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
-        """An engine step, ``ticks`` tenths of a second after the last one."""
+        """Run an engine step, ``ticks`` tenths of a second after the previous one."""
         self.bed.step(
             EngineBehaviour(budget=budget, asks=asks, accepts=accepts / 100, preempt=preempt), seconds=ticks / 10
         )
 
     def report_one(self) -> None:
-        """One worker's word of one job reaches the core by itself."""
+        """Deliver one worker's report of one job."""
         self.bed.worker.reports_max = 1
         self.bed.engine.take_reports()
         self.bed.worker.reports_max = REPORTS_MAX
 
     def abort(self, pick: int) -> None:
-        """A request is aborted."""
+        """Abort a request."""
         sequences = self.bed.engine.sequences
         if sequences:
             self.bed.engine.abort(sequences[pick % len(sequences)])
 
     def transfer(self, pick: int, failing: Sequence[bool] = ()) -> None:
-        """One transfer runs."""
+        """Run one transfer."""
         running = list(self.bed.worker.running)
         if running:
             self.bed.worker.run(running[pick % len(running)], failing)
 
     def io(self, pick: int, faults: Sequence[OutcomeKind | None] = ()) -> None:
-        """One instruction to a tier ends."""
+        """End one instruction to a tier."""
         pending = list(self.bed.tiers.pending)
         if pending:
             self.bed.tiers.complete(pending[pick % len(pending)], faults)
 
     def late(self, pick: int) -> None:
-        """An instruction misses its deadline and runs on."""
+        """Let an instruction miss its deadline and continue."""
         pending = [op_id for op_id in self.bed.tiers.pending if op_id not in self.bed.tiers.late]
         if pending:
             self.bed.tiers.announce_late(pending[pick % len(pending)])
 
     def all_io(self) -> None:
-        """All that is under way ends well."""
+        """End everything in flight well."""
         self.bed.run_transfers()
         self.bed.run_io()
 
     def health(self, tier: int, usable: bool) -> None:
-        """A tier's breaker changes its mind."""
+        """Open or close a tier's breaker."""
         if self.bed.spec.tiers:
             self.bed.set_health(tier % len(self.bed.spec.tiers), usable=usable)
 
     def pace(self, tier: int, elapsed_s: float) -> None:
-        """A tier becomes slower or faster."""
+        """Make a tier slower or faster."""
         if self.bed.spec.tiers:
             self.bed.tiers.elapsed_s[tier % len(self.bed.spec.tiers)] = elapsed_s
 
     def damage(self, pick: int, tier: int) -> None:
-        """Bytes rot: in the host tier (tier -1) or below."""
+        """Corrupt bytes: in the host tier (tier -1) or below."""
         if tier < 0:
             self.bed.damage_slot(pick)
         elif self.bed.tiers.stores:
             self.bed.damage_frame(tier % len(self.bed.tiers.stores), pick)
 
     def reset(self) -> None:
-        """The cache is emptied between two steps."""
+        """Reset the cache between two steps."""
         self.bed.reset()
 
     def end(self) -> None:
@@ -209,12 +214,12 @@ class Moves:
 
 
 def random_faults(rng: Random, rate: float) -> list[OutcomeKind | None]:
-    """Per key: mostly nothing, sometimes something."""
+    """Faults per key: mostly none."""
     return [rng.choice(FAULTS) if rng.random() < rate else None for _ in range(4)]
 
 
 def drive(moves: Moves, rng: Random, count: int) -> None:
-    """A day in the life of a bed: ``count`` random moves, everything checked after each, then the end."""
+    """Make ``count`` random moves on a bed, check everything after each, then end."""
     menu: list[tuple[int, Callable[[], None]]] = [
         (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.choice([0, rng.randrange(12)]),
                                  rng.randrange(1, 12),
@@ -245,7 +250,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
 
 
 def spec_of(rng: Random) -> BedSpec:
-    """Any bed."""
+    """Spec of any bed."""
     return rng.choice(SPECS)
 
 

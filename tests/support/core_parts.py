@@ -1,4 +1,4 @@
-"""The core under test, wired without I/O: scheduler, manager, host index and lower tiers."""
+"""The core under test, wired without I/O: scheduler, manager, host tier and lower tiers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 DISK = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_batch=4)
-"""A tier of which we know every chunk."""
+"""Tier whose chunks are all known."""
 OBJECTS = Capabilities(durable=True, shared=True, bounded=False, preferred_batch=4)
-"""A tier that has to be asked."""
+"""Tier that must be probed."""
 
 FRAME_BYTES = 8192
-"""What a chunk of the tests' size takes at rest at most: a header page and a payload page."""
+"""Largest size at rest of a chunk of the tests' size: a header page and a payload page."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """A lower tier of a core under test. Times are short, so that few steps reach them."""
+    """Lower tier of a core under test. Times are short, so that few steps reach them."""
 
     name: str = "disk"
     capabilities: Capabilities = DISK
@@ -47,21 +47,21 @@ class TierSpec:
 
 
 def disk(*, frames: int | None = None, write: str = "through", queue: int = 1000, name: str = "disk") -> TierSpec:
-    """A tier with an authoritative index and room for so many frames."""
+    """Tier with an authoritative index and room for ``frames`` frames."""
     capacity = None if frames is None else frames * FRAME_BYTES
     limits = LowerTierLimits(capacity_bytes=capacity, write=WritePolicy(write), queue_chunks_max=queue)
     return TierSpec(name, DISK, limits)
 
 
 def objects(*, write: str = "through", probe_keys_max: int = 1024, name: str = "objects") -> TierSpec:
-    """A shared tier."""
+    """Shared tier."""
     limits = LowerTierLimits(None, WritePolicy(write), queue_chunks_max=1000, probe_keys_max=probe_keys_max)
     return TierSpec(name, OBJECTS, limits)
 
 
 @dataclass(slots=True)
 class Core:
-    """What :func:`make_core` wired, with the few moves that case tests repeat."""
+    """Parts wired by :func:`make_core`, with the few moves that case tests repeat."""
 
     scheduler: OffloadScheduler
     manager: OffloadManager
@@ -75,36 +75,36 @@ class Core:
     now: float = 0.0
 
     def begin(self, now: float | None = None) -> None:
-        """Begin a step, by default at the time of the last one."""
+        """Begin a step, by default at the time of the previous one."""
         self.now = self.now if now is None else now
         self.manager.begin_step(self.now)
         self.scheduler.begin_step(self.now)
 
     def request(self, tokens: Sequence[int] | int, request_id: str = "a", **params: object) -> BedRequest:
-        """A request with these tokens (a number: tokens 0, 1, 2, ...); not announced yet."""
+        """Request with these tokens (a number: tokens 0, 1, 2, ...); not registered yet."""
         numbers = range(tokens) if isinstance(tokens, int) else tokens
         return BedRequest(request_id, list(numbers), self.geometry.hash_block_tokens, params or None)
 
     def arrive(self, tokens: Sequence[int] | int, request_id: str = "a", **params: object) -> BedRequest:
-        """A request that the scheduler knows."""
+        """Register a request."""
         request = self.request(tokens, request_id, **params)
         self.scheduler.on_new_request(request)
         return request
 
     def record(self, request: BedRequest) -> RequestRecord:
-        """What the scheduler remembers of a request, with all its keys."""
+        """The scheduler's record of a request, with all its keys."""
         record = self.scheduler._record(request)
         record.extend_keys(self.geometry)
         return record
 
     def ask(self, request: BedRequest, computed: int = 0) -> int | None:
-        """The answer of a lookup."""
+        """Answer of a lookup."""
         return self.scheduler.get_num_new_matched_tokens(request, computed)[0]
 
     def schedule(
         self, request: BedRequest, *, computed: int, scheduled: int, ids: Sequence[Sequence[int]], whole: bool = True
     ) -> ConnectorMeta:
-        """One step in which this request alone is computed."""
+        """Run one step in which this request alone is computed."""
         entry = ScheduledRequest(request.request_id, computed, scheduled, tuple(map(tuple, ids)), whole)
         return self.scheduler.build_connector_meta(StepOutput((entry,)))
 
@@ -116,7 +116,7 @@ class Core:
         self.manager.complete_store(grant.slots)
 
     def keep_below(self, keys: Sequence[Key], tier: int = 0) -> None:
-        """Let a lower tier with an index hold chunks."""
+        """Put chunks into a lower tier with an index."""
         self.lower[tier].load_index([(key, FRAME_BYTES) for key in keys])
 
     def finish(
@@ -129,7 +129,7 @@ class Core:
         self.manager.on_completion(Completion(op.op_id, outcomes, elapsed_s=elapsed_s))
 
     def finish_all(self, kind: OutcomeKind = OutcomeKind.OK) -> list[TierOp]:
-        """Complete whatever the manager instructs, until it instructs nothing more. Returns all instructions."""
+        """Complete all instructions of the manager, and those that follow. Returns all of them."""
         done: list[TierOp] = []
         while ops := self.manager.take_ops():
             for op in ops:
@@ -138,11 +138,11 @@ class Core:
         return done
 
     def report(self, *job_ids: int, failed: dict[int, frozenset[Key]] | None = None) -> LoadReport:
-        """One worker ended these jobs."""
+        """Report these jobs as ended by one worker."""
         return self.scheduler.update_connector_output(WorkerOutput(dict.fromkeys(job_ids, 1), failed or {}))
 
     def ready(self) -> set[Key]:
-        """The keys that are readable in the host tier."""
+        """Keys that are readable in the host tier."""
         return {chunk.key for chunk in self.host.slots.visible() if chunk.state is ChunkState.READY}
 
 
@@ -158,9 +158,10 @@ def make_core(
     groups: Sequence[GroupSpec] | None = None,
     host_policy: EvictionPolicy | None = None,
 ) -> Core:
-    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out).
+    """Core without I/O.
 
-    groups: the engine's groups, instead of full attention with ``block_tokens``.
+    reserved: slots that waiting requests may hold together (all of them by default). groups: the engine's groups,
+    instead of full attention with ``block_tokens``.
     """
     if groups is not None:
         block_tokens = [group.block_tokens for group in groups]
@@ -189,5 +190,5 @@ def make_core(
 
 
 def with_limits(spec: TierSpec, **changes: object) -> TierSpec:
-    """A tier with other limits."""
+    """Tier with other limits."""
     return replace(spec, limits=replace(spec.limits, **changes))  # type: ignore[arg-type]  # fields checked at run time

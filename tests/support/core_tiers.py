@@ -1,7 +1,7 @@
 """Lower tiers that a test drives by hand: instructions wait until the test completes them, well or badly.
 
-Bytes really move between the slots of the bed and dicts of frames. A frame is good when it equals the truth, as a
-checksum would tell; a read that finds a bad one answers CORRUPT.
+Bytes are really copied between the slots of the bed and dicts of frames. A frame is valid if it equals the truth, as a
+checksum would show; a read that finds another one answers CORRUPT.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING_DONE = {OutcomeKind.FAILED, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE, O
 
 
 class TierStore:
-    """One tier's place at rest."""
+    """Content of one tier at rest."""
 
     def __init__(self, spec: TierSpec) -> None:
         self.spec = spec
@@ -33,12 +33,12 @@ class TierStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes at rest."""
+        """Number of bytes at rest."""
         return sum(HEADER_BYTES + len(frame) for frame in self.frames.values())
 
 
 class ScriptedTiers:
-    """The dispatch of a bed. ``news`` is what it has to report."""
+    """The dispatch of a bed."""
 
     def __init__(
         self, specs: Sequence[TierSpec], host: HostTier, memory: list[bytes], truth: Truth, audit: Audit
@@ -55,7 +55,7 @@ class ScriptedTiers:
         self._audit = audit
 
     def submit(self, op: TierOp) -> None:
-        """Take an instruction; its slots are in use from now on."""
+        """Accept an instruction; its slots are in use from now on."""
         assert op.op_id not in self.pending
         assert len(op.slots) == (len(op.keys) if op.verb in (Verb.READ, Verb.WRITE) else 0)
         self.pending[op.op_id] = op
@@ -67,14 +67,14 @@ class ScriptedTiers:
                 self._audit.begin_read(("slot", ref.slot), f"op {op.op_id}")
 
     def announce_late(self, op_id: int) -> None:
-        """The deadline of an instruction passed; its I/O runs on."""
+        """Report that the deadline of an instruction has passed; its I/O continues."""
         op = self.pending[op_id]
         self.late.add(op_id)
         outcomes = tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in op.keys)
         self.completion.append(Completion(op_id, outcomes, ended=False))
 
     def complete(self, op_id: int, faults: Sequence[OutcomeKind | None] = ()) -> None:
-        """End an instruction. faults: what goes wrong per key, or None; keys beyond its end go well."""
+        """End an instruction. faults: per key, or None; keys beyond its end succeed."""
         op = self.pending.pop(op_id)
         outcomes = []
         for i, key in enumerate(op.keys):

@@ -1,7 +1,7 @@
-"""What the bytes of every token, block and chunk must be, so that a wrong byte is seen wherever it turns up.
+"""Right bytes of every token, block and chunk, so that a wrong byte is seen wherever it appears.
 
-A token's KV bytes in a group are a digest of all tokens up to it: whoever mixes up two requests, two groups, two
-positions or two generations of a block ends with other bytes.
+The KV bytes of a token in a group are a digest of all tokens up to it. So mixing up two requests, groups, positions or
+generations of a block gives other bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKEN_BYTES = 4
 def engine_spec(
     block_tokens: Sequence[int], hash_block_tokens: int, groups: Sequence[GroupSpec] | None = None
 ) -> EngineSpec:
-    """An engine with one full-attention group per entry of ``block_tokens``, or with the groups given."""
+    """Engine with one full-attention group per entry of ``block_tokens``, or with the given groups."""
     if groups is not None:
         return EngineSpec("model", "float32", tuple(groups), hash_block_tokens)
     groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,)) for size in block_tokens)
@@ -37,14 +37,14 @@ def _tokens(payload: bytes) -> list[bytes]:
 
 
 def link(parent: bytes, token: int) -> bytes:
-    """The next hash of a chain."""
+    """Next hash of a chain."""
     return hashlib.blake2b(parent + token.to_bytes(8, "big"), digest_size=8).digest()
 
 
 class BedRequest:
-    """A request made of token numbers; satisfies :class:`tierkv.types.engine.TokenizedRequest`.
+    """Request made of token numbers; satisfies :class:`tierkv.types.engine.TokenizedRequest`.
 
-    hashes_withheld: how many of the last block hashes the engine does not tell yet (S5).
+    hashes_withheld: number of the last block hashes that the engine does not give yet (S5).
     """
 
     def __init__(
@@ -86,30 +86,32 @@ class BedRequest:
             self.all_token_ids.append(token)
 
     def next_token(self) -> int:
-        """The token that the model generates next."""
+        """Token that the model generates next."""
         return self.num_tokens
 
     def kv(self, group: int, start: int, stop: int) -> bytes:
-        """The KV bytes of tokens ``start`` to ``stop`` in a group."""
+        """KV bytes of tokens ``start`` to ``stop`` in a group."""
         suffix = group.to_bytes(4, "big")
         return b"".join(
             hashlib.blake2b(link + suffix, digest_size=TOKEN_BYTES).digest() for link in self._chain[start:stop]
         )
 
     def state(self, group: int, stop: int, block_tokens: int) -> bytes:
-        """What a state space group's block holds after token ``stop - 1``: that token's state, as large as a block."""
+        """Content of a state space group's block after token ``stop - 1``: the state of that token, as large as a
+        block.
+        """
         return self.kv(group, stop - 1, stop) * block_tokens
 
 
 class Truth:
-    """The right payload of every chunk that any request of a run ever had."""
+    """Right payload of every chunk that any request of a run had."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.payloads: dict[Key, bytes] = {}
         self._geometry = geometry
 
     def learn(self, request: BedRequest) -> None:
-        """Take in the chunks that a request has by now."""
+        """Add the current chunks of a request."""
         for group in self._geometry.groups:
             for i, key in enumerate(self.keys(request, group.index)):
                 if key not in self.payloads:
@@ -121,7 +123,7 @@ class Truth:
                         self.payloads[key] = request.kv(group.index, start, stop)
 
     def is_good(self, key: Key, payload: bytes) -> bool:
-        """Whether these are the bytes of a chunk. Of a window's chunk front blocks may be missing that no hit needs."""
+        """Whether these are the bytes of a chunk. A window's chunk may lack front blocks that no hit needs."""
         truth, group = self.payloads[key], self._geometry.groups[split_key(key)[1]]
         tail = group.tail_blocks * group.block_tokens * TOKEN_BYTES
         pieces = zip(_tokens(payload[:-tail]), _tokens(truth[:-tail]), strict=False)
@@ -132,25 +134,25 @@ class Truth:
         )
 
     def keys(self, request: BedRequest, group: int = 0) -> list[Key]:
-        """The chunk keys of a request in a group."""
+        """Chunk keys of a request in a group."""
         per_chunk = self._geometry.groups[group].hashes_per_chunk
         return [make_key(link, group) for link in request.block_hashes[per_chunk - 1 :: per_chunk]]
 
 
 class Audit:
-    """Who reads and who writes which piece of memory at present. Overlap with a writer is an error of the core."""
+    """Readers and writers of each piece of memory. Overlap with a writer is an error of the core."""
 
     def __init__(self) -> None:
         self._readers: dict[tuple[str, int], set[str]] = {}
         self._writers: dict[tuple[str, int], str] = {}
 
     def begin_read(self, place: tuple[str, int], who: str) -> None:
-        """``who`` reads ``place`` from now on."""
+        """Begin a read of ``place`` by ``who``."""
         assert place not in self._writers, f"{who} reads {place} while {self._writers[place]} writes it"
         self._readers.setdefault(place, set()).add(who)
 
     def begin_write(self, place: tuple[str, int], who: str) -> None:
-        """``who`` writes ``place`` from now on."""
+        """Begin a write of ``place`` by ``who``."""
         assert place not in self._writers, f"{who} writes {place} while {self._writers[place]} writes it"
         assert not self._readers.get(place), f"{who} writes {place} while {self._readers[place]} read it"
         self._writers[place] = who
@@ -173,5 +175,5 @@ class Audit:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody reads or writes anything."""
+        """Whether nothing is read or written."""
         return not self._readers and not self._writers

@@ -1,4 +1,4 @@
-"""A worker that a test drives by hand: transfers wait until the test runs them, and copy real bytes."""
+"""Worker that a test drives by hand: transfers wait until the test runs them, and copy real bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ REPORTS_MAX = 1_000_000
 
 
 class ScriptedWorker:
-    """``num_workers`` ranks, of which the first one's copies are real.
+    """``num_workers`` ranks, of which the copies of the first one are real.
 
     Stores of a step are queued and may run from the next step on, as in a real worker; flushed jobs run at once.
-    damaged: slots whose bytes a test spoiled on purpose. open_loads: requests whose load has not had its last job.
-    reports_max: how many ranks' words of ended jobs each report has at most.
+
+    Attributes:
+        damaged: slots whose bytes a test corrupted on purpose.
+        open_loads: requests whose load has not had its last job.
+        reports_max: largest number of reports of ranks per call.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class ScriptedWorker:
                 self._audit.begin_write(("gpu", block_id), f"job {job.job_id}")
 
     def _touched(self, job: TransferJob) -> list[int]:
-        """The blocks of a job that are copied: those of void chunks are not, and may be somebody else's."""
+        """Blocks of a job that are copied; those of void chunks may belong to another request."""
         parts = zip(job.slots, chunk_blocks(job, self._geometry.blocks_per_chunk), strict=True)
         return [block_id for ref, (_, ids) in parts if ref != VOID_SLOT for block_id in ids]
 
@@ -100,7 +103,7 @@ class ScriptedWorker:
         self.running[job.job_id] = job
 
     def _check_stream(self, job: TransferJob) -> None:
-        """The jobs of a load come one by one; the last one, and no other, says so, and what does not come."""
+        """Check that the jobs of a load arrive one by one, and that only the last one ends it."""
         assert VOID_SLOT not in job.slots or (job.ends_load and not job.is_store)
         if job.is_store:
             assert job.ends_load
@@ -112,7 +115,7 @@ class ScriptedWorker:
             self.open_loads.remove(job.request_id)
 
     def run(self, job_id: int, failing: Sequence[bool] = ()) -> None:
-        """Perform a started transfer. failing: per chunk, whether its copy fails; chunks beyond its end go well."""
+        """Perform a started transfer. failing: per chunk, whether its copy fails; chunks beyond its end succeed."""
         job = self.running.pop(job_id)
         failed: set[Key] = set()
         parts = chunk_blocks(job, self._geometry.blocks_per_chunk)
@@ -162,7 +165,7 @@ class ScriptedWorker:
                 (self._audit.end_write if job.is_store else self._audit.end_read)(("slot", ref.slot), who)
 
     def get_finished(self) -> WorkerOutput:
-        """Report what has ended, at most ``reports_max`` ranks' words of it."""
+        """Report ended jobs, at most ``reports_max`` reports of ranks."""
         reports_max = self.reports_max
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}

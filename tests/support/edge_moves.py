@@ -18,7 +18,7 @@ def run(first: int, count: int) -> list[Key]:
 
 
 def put(core: Core, keys: Sequence[Key], **hints: object) -> None:
-    """A request with these hints stores chunks, or offers again what is there."""
+    """Store chunks for a request with these hints, or offer present ones again."""
     ctx = RequestContext("writer", hints=RequestHints(**hints))  # type: ignore[arg-type]  # checked at run time
     grant = core.manager.prepare_store([(key, 0) for key in keys], ctx)
     assert grant is not None
@@ -26,7 +26,7 @@ def put(core: Core, keys: Sequence[Key], **hints: object) -> None:
 
 
 def load(core: Core, keys: Sequence[Key], **hints: object) -> None:
-    """A request with these hints takes chunks to the GPU; those that are below come up first."""
+    """Load chunks for a request with these hints; chunks below are promoted first."""
     ctx = RequestContext("reader", hints=RequestHints(**hints))  # type: ignore[arg-type]  # checked at run time
     reservation = core.manager.reservations.reserve(ctx.request_id, tuple(keys), ctx.hints)
     while not reservation.ready:
@@ -39,13 +39,13 @@ def load(core: Core, keys: Sequence[Key], **hints: object) -> None:
 
 
 def late(core: Core, op: TierOp) -> None:
-    """The deadline of an instruction passes."""
+    """Let the deadline of an instruction pass."""
     outcomes = tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in op.keys)
     core.manager.on_completion(Completion(op.op_id, outcomes, ended=False))
 
 
 def writes(core: Core, tier: int = 0) -> list[Key]:
-    """What is written to a tier in this step; everything ends well."""
+    """Chunks written to a tier in this step; everything ends well."""
     ops = core.manager.take_ops()
     for op in ops:
         core.finish(op)
@@ -53,6 +53,6 @@ def writes(core: Core, tier: int = 0) -> list[Key]:
 
 
 def written(core: Core, tier: int = 0) -> list[Key]:
-    """What is written to a tier until nothing more is to be done; everything ends well."""
+    """Chunks written to a tier until no work is pending; everything ends well."""
     done = core.finish_all()
     return [key for op in done if op.verb is Verb.WRITE and op.tier == tier for key in op.keys]

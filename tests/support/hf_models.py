@@ -98,7 +98,7 @@ def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def greedy(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
-    """What ``generate`` gives without any cache of ours."""
+    """Output of ``generate`` without a cache of tierkv."""
     mask = torch.ones_like(ids) if mask is None else mask
     return model.generate(ids, attention_mask=mask, **{**GREEDY, **more})
 

@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(eq=False)
 class Chunk:
-    """What is known of a key."""
+    """Known facts about a key."""
 
     key: Key
     seen: int
@@ -189,7 +189,7 @@ class NaiveAdaptive:
             self.unlink_parent(chunk.key)
 
     def unlink_parent(self, key: Key) -> None:
-        """A chunk leaves; its parent leaves soon after if it is parked and was its last child."""
+        """Unlink an evicted chunk; its parent is evicted soon after if it is parked and this was its last child."""
         parent = self.parents.pop(key, None)
         handle = self.handle_of(parent)
         if parent is None or handle is None or not self.children[parent]:

@@ -28,7 +28,7 @@ class NaivePolicy(Protocol):
 
 
 class Aside:
-    """Who was met while held: out of its queue until it is used, or put back at the front."""
+    """Keys that were skipped while held: out of their queue until they are used, or put back at the front."""
 
     def __init__(self) -> None:
         self.queues: dict[int, list[int]] = {}

@@ -50,7 +50,7 @@ class PacedRun:
         return self.core.counters.cascades_dropped["disk"]
 
     def play(self, bursts: int) -> None:
-        """So many bursts, and quiet steps after each."""
+        """Play ``bursts`` bursts, with quiet steps after each."""
         for _ in range(bursts):
             self._use(self._document)
             for _ in range(BURST_STEPS):

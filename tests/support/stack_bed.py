@@ -79,7 +79,7 @@ class Faults:
     backends: list[FaultyBackend] = field(default_factory=list)
 
     def registry(self, name: str = "disk") -> Any:
-        """What is installed, with every backend called ``name`` wrapped under the name ``faulty``."""
+        """Installed plugins, with every backend called ``name`` wrapped under the name ``faulty``."""
         inner = load_plugins().require_backend(name).plugin
 
         def open_faulty(context: BackendContext, options: Any) -> FaultyBackend:
