@@ -69,6 +69,40 @@ def thin_docstrings(folder: Path) -> Iterator[str]:
             yield str(path.relative_to(ROOT))
 
 
+def wings_used(folder: Path) -> dict[str, set[str]]:
+    """Wings of a package, each with the other wings that its modules import."""
+    wings = {path.parent.name for path in folder.glob("*/__init__.py")}
+    used: dict[str, set[str]] = {}
+    for wing in wings:
+        trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (folder / wing).glob("*.py")]
+        froms = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+        used[wing] = {other for other in wings - {wing} for name in names if name.startswith(f"{folder.name}.{other}.")}
+    return used
+
+
+def circles_of(used: dict[str, set[str]]) -> list[str]:
+    """Wings that cannot be put in an order in which each imports only previous ones."""
+    left = dict(used)
+    while free := [wing for wing, others in left.items() if not others & left.keys()]:
+        for wing in free:
+            del left[wing]
+    return sorted(left)
+
+
+def inherited_classes(folder: Path) -> list[str]:
+    """Classes of a package that inherit from another class of the package, but for errors and protocols."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    concrete = {node.name for node in classes if not any(ast.unparse(base) == "Protocol" for base in node.bases)}
+    return [
+        f"{node.name}({base})"
+        for node in classes
+        for base in map(ast.unparse, node.bases)
+        if base in concrete and not base.endswith("Error")
+    ]
+
+
 def test_there_are_large_backends() -> None:
     """The checks below would pass on an empty folder."""
     assert set(LARGE) >= {"tierkv_disk", "tierkv_lmdb", "tierkv_fsspec"}
@@ -94,6 +128,18 @@ def test_folders_have_wings(name: str) -> None:
     assert not crowded
 
 
+@pytest.mark.parametrize("name", LARGE)
+def test_wings_import_in_one_direction(name: str) -> None:
+    """Wings that import each other are one room with two names."""
+    assert not circles_of(wings_used(LARGE[name]))
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_backends_hold_instead_of_inheriting(name: str) -> None:
+    """A read-only sibling holds the reads of the other one: what it can do is on one page."""
+    assert not inherited_classes(PACKAGES[name])
+
+
 def test_sibling_backends_are_named_alike() -> None:
     """The read-only sibling of backend ``x`` is ``x-read-only``, in every distribution."""
     for name, folder in LARGE.items():
@@ -115,3 +161,16 @@ def test_a_missing_role_is_found(tmp_path: Path) -> None:
     (tmp_path / "options.py").write_text("class Settings: ...\n", encoding="utf-8")
     found = {line.partition(".py")[0] for line in missing_roles(tmp_path)}
     assert found == {"options", "opening", "checking", "failures", "backend", "reader"}
+
+
+def test_a_circle_of_wings_is_found() -> None:
+    """The check can fail, and names the wings of the circle alone."""
+    assert circles_of({"log": {"space"}, "space": {"log"}, "directory": set()}) == ["log", "space"]
+    assert not circles_of({"log": {"directory"}, "directory": set()})
+
+
+def test_an_inherited_class_is_found(tmp_path: Path) -> None:
+    """The check can fail; errors may inherit."""
+    source = "class A: ...\nclass B(A): ...\nclass AError(Exception): ...\nclass BError(AError): ...\n"
+    (tmp_path / "backend.py").write_text(source, encoding="utf-8")
+    assert inherited_classes(tmp_path) == ["B(A)"]
