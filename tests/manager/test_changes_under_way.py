@@ -1,4 +1,4 @@
-"""Tiers that leave or are emptied while chunks are on their way to them: nothing waits for ever, nothing is lost."""
+"""Tiers that are detached or reset while chunks are being written to them: no endless wait, no loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 
 
 def test_a_flush_ends_though_its_tier_leaves() -> None:
-    """A tier that is written back to is detached in the middle of a flush: nobody looks at the rest of the slots any
-    more, and without an end the flush, and each one after it, would wait until its time is up, and close would say
-    that something was lost."""
+    """A write-back tier is detached in the middle of a flush, so the rest of the slots is not checked any more. A flush
+    that did not end would run into its timeout, as would each later one, and close would report a loss."""
     count = 2 * FLUSHED_PER_STEP_MAX
     core = make_core(slots=2 * count, tiers=[disk(write="back")])
     put(core, run(0, count))
@@ -57,8 +56,8 @@ def test_nothing_is_written_back_to_a_tier_that_is_being_emptied() -> None:
 
 
 def test_a_tier_that_cannot_be_reached_is_not_asked_to_empty() -> None:
-    """Each step would begin to delete chunks, and hear at once that it cannot be: work for nothing, for hours. It is
-    asked again when it is back."""
+    """Otherwise each step would issue deletions that are refused at once. They are issued again when the tier is
+    back in service."""
     core = make_core(slots=16, tiers=[disk()])
     core.keep_below(run(0, 4))
     core.manager.on_completion(TierHealth(0, usable=False))
@@ -103,7 +102,7 @@ def test_a_chunk_used_again_is_written_again_if_the_tier_has_lost_it() -> None:
 
 
 def test_a_tier_that_comes_to_a_host_tier_full_of_one_shot_chunks() -> None:
-    """Promise 2: a step lets a bounded number of chunks go, also of those that nobody will want again."""
+    """Promise 2: a step drops a bounded number of chunks, also of one-shot chunks."""
     slots = 16 * DEMOTIONS_PER_STEP_MAX
     core = make_core(slots=slots, tiers=[])
     put(core, run(0, slots), one_shot=True)
@@ -113,7 +112,7 @@ def test_a_tier_that_comes_to_a_host_tier_full_of_one_shot_chunks() -> None:
 
 
 def test_a_write_that_is_late_keeps_no_chunk_from_being_written_elsewhere() -> None:
-    """A chunk whose write hangs in a tier that left is held, but can still go to a tier that came."""
+    """A chunk whose write hangs in a detached tier is held, but can still be written to an attached one."""
     core = make_core(slots=8, tiers=[disk(write="back", name="old")])
     for i in range(8):
         put(core, run(i, 1))

@@ -1,4 +1,4 @@
-"""What the scheduler may assume about the manager (spec, section 4)."""
+"""The contract between scheduler and manager (spec, section 4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHO = RequestContext("a")
 
 
 def key(number: int, group: int = 0) -> Key:
-    """A key that stands for any chunk."""
+    """Key of a chunk with a number."""
     return make_key(b"chunk %d" % number, group)
 
 
@@ -26,7 +26,7 @@ def offer(core: Core, *numbers: int) -> StoreGrant | None:
 
 
 def room_for(core: Core, *numbers: int) -> StoreGrant:
-    """The same where there must be room."""
+    """Offer chunks for storing, with room for all."""
     grant = offer(core, *numbers)
     assert grant is not None
     return grant
@@ -52,7 +52,7 @@ def test_s16_loading_what_is_absent() -> None:
 
 
 def test_s16_loading_what_is_not_ready() -> None:
-    """S16: a chunk that is still being written has bytes of nobody."""
+    """S16: a chunk whose slot is still being filled cannot be loaded."""
     core = make_core()
     room_for(core, 1)
     with pytest.raises(EngineProtocolError, match="it is storing"):

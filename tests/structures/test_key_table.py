@@ -12,8 +12,8 @@ MOVES = st.lists(st.one_of(st.just("one"), st.integers(0, 4), st.tuples(st.integ
 
 @given(MOVES)
 def test_one_at_a_time_is_as_good_as_many(moves: list[str | int | tuple[int, int]]) -> None:
-    """A key that comes alone takes a shorter way to its number than a batch does: both ways share one account, so a
-    number that is in use is given to nobody else, and those given back are used again before new ones."""
+    """Single keys take a shorter path to a number than batches. Both paths share one pool: a number in use is never
+    assigned twice, and returned numbers are used before new ones."""
     free, used = IdPool(None), list[int]()
     highest = -1
     for move in moves:

@@ -1,4 +1,4 @@
-"""The memory of an edge that writes on reuse, and its queue: bounded, exact where it matters, never in the way."""
+"""Filter and queue of a tier that writes on reuse: bounded, and exact where it matters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_bound_holds() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "pop", "drop", "forget"]), st.integers(0, 5), st.integers(1, 3))))
 def test_a_unique_queue_against_lists(moves: Sequence[tuple[str, int, int]]) -> None:
-    """A lease is put in once, whoever asks, until it was dropped or is to be forgotten."""
+    """A lease is accepted once, until it is dropped or forgotten."""
     queue, waiting, put = LeaseQueue(unique=True), list[tuple[int, int]](), dict[int, int]()
     for verb, slot, generation in moves:
         if verb == "put":
@@ -88,7 +88,7 @@ ASIDE_VERBS = ("put", "put", "pop", "drop", "aside", "drop behind", "rejoin")
 
 @given(st.lists(st.tuples(st.sampled_from(ASIDE_VERBS), st.integers(1, 3))))
 def test_who_is_taken_aside_keeps_his_place(moves: Sequence[tuple[str, int]]) -> None:
-    """Against two lists: nobody is taken aside twice, nobody overtakes, and only those behind are dropped first."""
+    """Against two lists: no lease is taken aside twice or overtakes, and only those behind are dropped first."""
     queue, aside, behind = LeaseQueue(), list[tuple[int, int]](), list[tuple[int, int]]()
     for number, (verb, count) in enumerate(moves):
         some = behind[:count]

@@ -22,7 +22,7 @@ EVENT = {ChunkState.STORING: ChunkEvent.STORED, ChunkState.PROMOTING: ChunkEvent
 
 
 def named(name: str) -> Key:
-    """A key that stands for any chunk."""
+    """Key of a chunk with a readable name."""
     return make_key(name.encode(), 0)
 
 
@@ -35,8 +35,8 @@ class HostMachine(RuleBasedStateMachine):
     """Every history of admissions, I/O, holds, drops and resets, in batches.
 
     The model: which lease each visible key has, in the order in which chunks may be evicted; leases that I/O fills;
-    and lists of holds taken, of writes below and of others. A slot may only come back when nobody names its lease any
-    more; and a write changes the order of nobody, but that who was passed over for it leaves first when it has ended.
+    and lists of holds, of writes and of other uses. A slot is free only when no list has its lease. A write does not
+    change the eviction order: a chunk that was passed over because of it is the next victim when it has ended.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class HostMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.host.reset()
         self.visible.clear()
-        # What nobody holds stays in the order for a while, to be evicted before anything new, and unheard of.
+        # Stale chunks without holds stay in the order for a while; they are evicted first, and not reported.
         self.order = self.evictable()
 
     @rule(chunks=st.integers(1, 3))
@@ -180,7 +180,7 @@ class HostMachine(RuleBasedStateMachine):
         assert self.host.room == SLOTS - owned + len(self.evictable())
 
     def teardown(self) -> None:
-        """All I/O ends and everybody lets go: every slot can be had."""
+        """After the end of all I/O and all holds, every slot is available."""
         while self.filling:
             self.fill(0, 3, well=False)
         while self.writes:
@@ -196,7 +196,7 @@ TestHostIndex = HostMachine.TestCase
 
 
 def chunk_of(host: HostTier, name: str = "k") -> Chunk:
-    """A readable chunk that nobody holds."""
+    """A readable chunk without holds."""
     host.evict_for(1)
     host.filled(host.admit([named(name)], ChunkState.STORING), ChunkEvent.STORED)
     chunk = host.slots.get(named(name))
@@ -205,7 +205,7 @@ def chunk_of(host: HostTier, name: str = "k") -> Chunk:
 
 
 def test_released_more_often_than_held() -> None:
-    """A release too many is a bug that would free a slot under somebody; it is told with the chunk's story."""
+    """One release too many would free a slot in use; the error shows the chunk's transitions."""
     host = HostTier(2, LruPolicy())
     chunk = chunk_of(host)
     with pytest.raises(InvariantError, match="created -> storing; stored -> ready"):
@@ -213,7 +213,7 @@ def test_released_more_often_than_held() -> None:
 
 
 def test_admitted_without_room() -> None:
-    """The caller makes room first; who does not is told so instead of getting somebody's slot."""
+    """The caller must make room first; otherwise it gets an error, and not a slot in use."""
     host = HostTier(1, LruPolicy())
     chunk_of(host)
     with pytest.raises(InvariantError, match="without room"):
@@ -297,7 +297,7 @@ def test_validate_sees_what_is_broken(breakage: Callable[[HostTier, Chunk], None
 
 
 def test_the_transition_log_is_bounded() -> None:
-    """What is remembered to explain an error does not grow with the uptime."""
+    """The log for error messages must not grow with the uptime."""
     host = HostTier(1, LruPolicy())
     for i in range(5000):
         chunk_of(host, str(i))
@@ -307,7 +307,7 @@ def test_the_transition_log_is_bounded() -> None:
 
 
 def test_a_long_batch_in_the_transition_log_is_kept_whole() -> None:
-    """A batch that is longer than the bound is still told of, and leaves as one."""
+    """A batch longer than the bound is kept whole, and discarded as one."""
     host = HostTier(5000, LruPolicy(5000))
     batch = [named(str(i)) for i in range(5000)]
     slots = host.admit(batch, ChunkState.STORING)
@@ -317,8 +317,8 @@ def test_a_long_batch_in_the_transition_log_is_kept_whole() -> None:
 
 
 def test_a_reset_is_paid_in_steps() -> None:
-    """Nothing old is readable from the first moment on; slots come back a bounded number at a time, and whoever needs
-    them sooner has them sooner, without a word about what was evicted: it had been cleared."""
+    """After a reset nothing stale is readable. A bounded number of slots is freed per step, and more when a store needs
+    them. Their eviction is not reported: the tier was reported as cleared."""
     host = HostTier(8, LruPolicy(8))
     for i in range(8):
         chunk_of(host, str(i))
@@ -337,7 +337,7 @@ def test_a_reset_is_paid_in_steps() -> None:
 
 
 def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:
-    """It is dropped once. A random history found it dropped twice, and the policy counted one chunk too few."""
+    """It is dropped once. A random history dropped it twice, and the policy counted one chunk too few."""
     host = HostTier(2, LruPolicy())
     slot = chunk_of(host).slot
     host.hold([slot])

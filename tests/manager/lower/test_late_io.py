@@ -1,4 +1,4 @@
-"""I/O that misses its deadline: nobody waits for it any more, and its slots stay taken until it has truly ended."""
+"""I/O that misses its deadline: no request waits for it any more, and its slots stay held until it has ended."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def late(core: Core, op: TierOp) -> None:
 
 
 def read_one(core: Core) -> TierOp:
-    """A request wants chunk 0, which lies below: the read."""
+    """The read of chunk 0, which is in the lower tier and wanted by a request."""
     core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     return only(core, Verb.READ)
 
 
 def test_a_corrupt_frame_that_is_being_written_anew() -> None:
-    """The deletion would race with the write and could win: the write replaces the bad frame, nothing is deleted."""
+    """A deletion could remove the new frame. The write replaces the corrupt frame, so nothing is deleted."""
     core = make_core(tiers=[disk()])
     (key,) = run(0, 1)
     core.keep_below([key])
@@ -98,7 +98,7 @@ def test_a_late_read_and_a_new_one() -> None:
 
 
 def test_a_late_write_keeps_its_slot() -> None:
-    """The same for a write: the tier still reads the slot; the frame counts when the tier says stored."""
+    """A late write still uses its slot; the chunk counts as stored when the tier reports it."""
     core = make_core(slots=1, tiers=[disk(frames=3)])
     (key,) = run(0, 1)
     core.put([key])
@@ -123,7 +123,7 @@ def refused_and_stored_again(core: Core) -> tuple[Key, TierOp]:
 
 
 def test_a_chunk_that_comes_back_before_its_bad_frame_is_gone() -> None:
-    """The tier gets it when the deletion has ended: else only memory would have it, and a flush would call it down."""
+    """The tier gets it after the deletion. Otherwise only memory has it, and a flush reports it as written."""
     core = make_core(tiers=[disk()])
     key, deletion = refused_and_stored_again(core)
     assert core.manager.has_pending_changes
@@ -168,7 +168,7 @@ def test_a_chunk_that_comes_back_while_nobody_knows_what_lies_there() -> None:
 
 @pytest.mark.parametrize("verb", [Verb.WRITE, Verb.DELETE])
 def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
-    """An idle engine goes on stepping while chunks wait for a tier; for one that is late it would be for ever."""
+    """An idle engine keeps stepping while chunks wait for a tier. For a late tier it would never stop."""
     core = make_core(tiers=[disk(queue=1)])
     keys = run(0, 3)
     if verb is Verb.DELETE:
@@ -189,8 +189,8 @@ def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
 
 
 def test_a_late_probe_is_a_no() -> None:
-    """Nobody waits for it any more; its answer, when it comes, is not believed (it is old), and the next lookup after a
-    while asks again."""
+    """No request waits for a late probe. Its answer is outdated when it arrives, so it is ignored, and a later lookup
+    asks again."""
     core = make_core(tiers=[objects()])
     (key,) = run(0, 1)
     assert core.manager.lookup(key, WHO) is LookupResult.RETRY

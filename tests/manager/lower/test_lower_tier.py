@@ -1,4 +1,4 @@
-"""What is known about a lower tier, for how long, and how it keeps its room."""
+"""Knowledge about one lower tier, its expiry, and the room in the tier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled(frames: float, *sizes: int) -> LowerTier:
 
 
 def test_an_index_answers_at_once() -> None:
-    """Nothing is asked of a tier whose every chunk we know."""
+    """A tier with an authoritative index is never probed."""
     tier = tier_of()
     tier.load_index([(A, 10)])
     assert [tier.presence(key, 0.0) for key in (A, B)] == [HIT, MISS]
@@ -43,7 +43,7 @@ def test_an_index_answers_at_once() -> None:
 
 
 def test_a_shared_tier_is_asked_and_believed_for_a_while() -> None:
-    """A yes holds for 30 s, a no for one; then it is asked again."""
+    """An answer "present" is kept for 30 s, "absent" for 1 s; then the tier is probed again."""
     tier = tier_of(OBJECTS)
     assert tier.presence(A, 0.0) is RETRY
     tier.probed(A, 0.0, present=True)
@@ -149,7 +149,7 @@ def test_what_is_being_read_is_no_victim() -> None:
 
 def test_what_is_being_written_is_no_victim() -> None:
     """A chunk that is thought to be bad is written anew while its old frame is still on account. Were it chosen as a
-    victim now, the deletion could hit the new frame, or leave it there with nobody who knows of it."""
+    victim now, the deletion could delete the new frame, or the new frame would not be accounted."""
     tier = filled(2, FRAME_BYTES, FRAME_BYTES)
     old = make_key(b"old 0", 0)
     tier.mark_absent(old, 0.0)
@@ -185,8 +185,8 @@ def test_a_batch_is_wanted_as_its_chunks_are(capabilities: Capabilities, hindere
 
 @given(st.integers(1, 40), st.lists(st.integers(1, FRAME_BYTES), max_size=60))
 def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
-    """Whatever lies there, in frames of any size: a frame that fits the capacity fits after the victims are gone; one
-    that does not costs nobody his place."""
+    """With stored frames of any size, a frame that fits the capacity fits after the victims are deleted. For one that
+    does not, no chunk is evicted."""
     tier = filled(tenths / 10, *sizes)
     capacity = tier.limits.capacity_bytes
     assert capacity is not None

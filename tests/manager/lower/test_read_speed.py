@@ -1,4 +1,4 @@
-"""What is learnt of a tier's speed comes near the truth, follows changes, and cannot be thrown by one bad reading."""
+"""The measured read speed of a tier converges, follows changes, and resists single bad readings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHO = RequestContext("a")
 
 
 def expected(speed: TierSpeed, queue_bytes: int) -> float:
-    """What a read behind so many bytes is expected to take."""
+    """Expected seconds of a read behind a number of bytes."""
     cost = speed.expected()
     assert cost is not None
     return cost[0] + queue_bytes * cost[1]
@@ -85,7 +85,7 @@ def test_one_slow_reading_among_the_first_does_not_count_in_full(slow: int, slow
 
 @pytest.mark.parametrize("elapsed_s", [1e-300, 1e300])
 def test_numbers_keep_their_bounds(elapsed_s: float) -> None:
-    """A clock that lies must not lead to a division by zero or an infinity."""
+    """A wrong clock must not lead to a division by zero or an infinity."""
     speed = TierSpeed()
     for _ in range(2000):
         speed.measured(1, elapsed_s)
@@ -138,7 +138,7 @@ def reading(count: int = 8) -> tuple[Core, list[Key]]:
 
 
 def test_reads_teach_with_their_queue() -> None:
-    """The later of several batches waited for the others: it tells of more bytes, not of less speed."""
+    """The later of several batches waited for the others: more bytes in the queue, not a slower tier."""
     core, _ = reading(4 * READINGS_MIN)
     speed = core.manager._tier_io.speeds[0]
     ops = core.manager.take_ops()

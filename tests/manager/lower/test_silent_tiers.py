@@ -1,4 +1,4 @@
-"""A tier of which events have said that everything left: nothing more is told of it, and nothing asked."""
+"""A tier that was reported as cleared: no further events are reported for it, and it is not probed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def only(core: Core, verb: Verb) -> TierOp:
 
 
 def told(core: Core, tier: str = "disk") -> list[CacheEventKind]:
-    """What events say of a tier since the last call."""
+    """Events of a tier since the last call."""
     return [event.kind for event in core.manager.take_events() if event.tier == tier]
 
 
 def test_deletions_of_a_reset_are_not_told_again() -> None:
-    """Who follows events has nothing there any more, and would take out chunks that it does not have."""
+    """A consumer of events has removed all its chunks, and would remove chunks that it does not have."""
     core = make_core(tiers=[disk()])
     core.keep_below(run(0, 2))
     core.manager.reset_cache("all")
@@ -42,7 +42,7 @@ def test_deletions_of_a_reset_are_not_told_again() -> None:
 
 
 def test_a_write_that_a_reset_has_overtaken_is_not_told() -> None:
-    """It is deleted as soon as it has ended: nobody may be sent there for it."""
+    """A write that ends during a reset is deleted at once, so no event may announce it."""
     core = make_core(tiers=[disk()])
     core.put(run(0, 1))
     write = only(core, Verb.WRITE)
@@ -69,7 +69,7 @@ def test_a_deletion_in_a_detached_tier_is_not_told() -> None:
 
 
 def test_a_chunk_that_a_detached_tier_lacks_is_not_told() -> None:
-    """The same, where a read that was under way finds nothing."""
+    """A read that finds nothing after the tier was reported as cleared reports no removal."""
     core = make_core(tiers=[disk()])
     core.keep_below(run(0, 1))
     core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
@@ -80,7 +80,7 @@ def test_a_chunk_that_a_detached_tier_lacks_is_not_told() -> None:
 
 
 def test_questions_that_waited_for_a_detached_tier_are_dropped() -> None:
-    """They waited for the end of an earlier one; nobody wants to know any more."""
+    """Keys that waited for an earlier probe are discarded with the tier."""
     core = make_core(tiers=[objects()])
     first, second = run(0, 2)
     assert core.manager.lookup(first, WHO) is LookupResult.RETRY

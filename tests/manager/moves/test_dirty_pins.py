@@ -1,4 +1,4 @@
-"""What waits to be written below, and who leaves the host tier while it waits."""
+"""Chunks that wait to be written to a lower tier, and the victims that are evicted while they wait."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def begun(core: Core, verb: Verb = Verb.WRITE) -> TierOp:
 
 
 def dirty_pinned(core: Core) -> int:
-    """How many chunks are."""
+    """Number of dirty pins."""
     core.manager.validate()
     return len(core.manager._tier_io.admissions.dirty_pins.slots)
 
 
 def check_end(core: Core) -> None:
-    """Everything ends: nothing is held, nobody is pinned as dirty."""
+    """Everything ends: no slot is held, no chunk is pinned as dirty."""
     core.finish_all()
     assert dirty_pinned(core) == 0
     assert core.host.room == core.host.num_slots
@@ -53,9 +53,9 @@ def check_end(core: Core) -> None:
 @pytest.mark.parametrize("slots", [16, 64])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_is_lost_that_a_tier_would_have_taken(policy: str, slots: int) -> None:
-    """A tier that is fast enough, but not for each burst. Of 984 chunks (64 slots) that came so, before the end of a
-    write stopped being a use, LRU and the adaptive policy lost 80, ARC and S3-FIFO 240, LFU 128; before what waits was
-    sheltered, ARC and S3-FIFO 160, LFU 80. What is lost is computed again."""
+    """A tier that is fast enough on average, but not for each burst. A lost chunk is computed again. Of 984 chunks (64
+    slots), while the end of a write counted as a use, LRU and the adaptive policy lost 80, ARC and S3-FIFO 240, LFU
+    128. Later, but without dirty pins, ARC and S3-FIFO lost 160, LFU 80."""
     paced = PacedRun(policy, slots)
     paced.play(10)
     assert paced.core.counters.chunks_stored > 14 * slots
@@ -64,7 +64,7 @@ def test_nothing_is_lost_that_a_tier_would_have_taken(policy: str, slots: int) -
 
 
 def test_the_end_of_a_write_is_no_use() -> None:
-    """Chunks 2 and 3 were written long ago, 0 and 1 just now: who was stored first leaves first all the same."""
+    """Chunks 2 and 3 were written long ago, 0 and 1 just now: the first stored is evicted first all the same."""
     core = make_core(slots=4, tiers=[disk()])
     core.keep_below(run(2, 2))
     put_each(core, run(0, 4))
@@ -83,7 +83,7 @@ def test_a_use_during_a_write_counts() -> None:
 
 
 def test_passed_over_for_a_write_it_leaves_next() -> None:
-    """While chunk 0 is written, chunk 1 has to leave instead; then chunk 0 is the oldest again, not the newest."""
+    """While chunk 0 is written, chunk 1 is evicted instead; then chunk 0 is the oldest again, not the newest."""
     core = make_core(slots=4, tiers=[disk()])
     core.keep_below(run(1, 9))
     put_each(core, run(0, 4))
@@ -116,16 +116,16 @@ def test_what_has_a_copy_below_leaves_before_what_waits(policy: str) -> None:
 
 
 def test_a_store_takes_the_oldest_when_only_waiting_ones_are_left() -> None:
-    """Promise 2: no store waits for a tier. Those go that have waited longest, and are counted as ever."""
+    """Promise 2: no store waits for a tier. The chunks that have waited longest are evicted and counted."""
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
     put_each(core, run(0, SLOTS))
     write = begun(core)
     put(core, run(20, 7))
     assert dirty_pinned(core) == SLOTS // 2
-    assert core.ready() == {*run(0, 9), *run(20, 7)}, "the second half of those that wait is not sheltered"
+    assert core.ready() == {*run(0, 9), *run(20, 7)}, "the second half of the waiting chunks is not pinned"
     put(core, run(30, 10))
     assert core.ready().issuperset([*run(0, 1), *run(30, 10)]), "what is being written stays, and the store is granted"
-    assert not core.ready().intersection(run(1, 3)), "the oldest of those that were sheltered have left"
+    assert not core.ready().intersection(run(1, 3)), "the oldest pinned chunks were evicted"
     core.finish(write)
     check_end(core)
     assert core.counters.cascades["disk"] + core.counters.cascades_dropped["disk"] == SLOTS + 17
@@ -133,7 +133,7 @@ def test_a_store_takes_the_oldest_when_only_waiting_ones_are_left() -> None:
 
 
 def test_a_load_takes_them_too() -> None:
-    """What a request waits for gets slots of the shelter as a store does: it must not wait for writes."""
+    """A promotion gets slots of dirty pins as a store does: a request must not wait for writes."""
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
     core.keep_below(run(20, SLOTS - 1))
     put_each(core, run(0, SLOTS))
@@ -164,7 +164,7 @@ def test_used_chunks_keep_a_quarter() -> None:
 
 
 def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
-    """In a large host tier the shelter is bounded by what one choice passes over: else stores would be refused."""
+    """In a large host tier one choice must be able to pass over all pins. Otherwise stores would be refused."""
     slots = 4 * PINNED_MAX
     core = make_core(slots=slots, tiers=[disk(queue=1)])
     assert PINNED_MAX < PASSED_OVER_MAX
@@ -215,7 +215,7 @@ def test_it_waits_for_the_last_of_two_tiers() -> None:
 
 
 def test_tenants_with_quotas_have_no_shelter() -> None:
-    """Who floods the cache evicts its own chunks, also those that wait: else others would lose theirs for them."""
+    """A tenant that floods the cache evicts its own chunks, also waiting ones. Others must not lose theirs for them."""
     quotas = Quotas(capacity_bytes=SLOTS)
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)], host_policy=TenantPolicy(LruPolicy, quotas, 1))
     put(core, run(0, SLOTS))
@@ -224,7 +224,7 @@ def test_tenants_with_quotas_have_no_shelter() -> None:
 
 
 def waiting_core() -> tuple[Core, TierOp]:
-    """Seven chunks are sheltered behind one that is being written."""
+    """Seven chunks are pinned behind one that is being written."""
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
     core.keep_below(run(8, 20))
     put_each(core, run(0, SLOTS))
@@ -235,7 +235,7 @@ def waiting_core() -> tuple[Core, TierOp]:
 
 
 def test_a_tier_that_is_out_of_service() -> None:
-    """What waited for it is dropped and counted, and nobody holds it any more; what comes now is not sheltered."""
+    """Chunks that wait for a tier that fails are dropped, counted and unpinned; new ones are not pinned."""
     core, write = waiting_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     core.manager.take_ops()
@@ -248,7 +248,7 @@ def test_a_tier_that_is_out_of_service() -> None:
 
 
 def test_a_tier_that_is_back_before_its_queue_was_dropped() -> None:
-    """Who still waits for it is pinned as dirty again with the next store."""
+    """Chunks that still wait for it are pinned again by the next store."""
     core, write = waiting_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     core.manager.on_completion(TierHealth(0, usable=True))
@@ -261,7 +261,7 @@ def test_a_tier_that_is_back_before_its_queue_was_dropped() -> None:
 
 
 def test_a_tier_that_is_detached() -> None:
-    """It may hang for ever, and its queue with it: nobody waits for it from then on."""
+    """A detached tier may hang without end: chunks in its queue are unpinned."""
     core, _ = waiting_core()
     core.manager.detach("disk")
     assert dirty_pinned(core) == 0
@@ -270,7 +270,7 @@ def test_a_tier_that_is_detached() -> None:
 
 @pytest.mark.parametrize("scope", ["host", "all"])
 def test_a_reset(scope: str) -> None:
-    """Slots of chunks of before are not kept by anybody who waits for a tier, which may take its time to be empty."""
+    """Stale chunks are unpinned, because a tier may take long to delete everything."""
     core, _ = waiting_core()
     core.manager.reset_cache(scope)  # type: ignore[arg-type]  # it is one of both
     assert dirty_pinned(core) == 0
@@ -281,7 +281,7 @@ def test_a_reset(scope: str) -> None:
 
 
 def test_a_sheltered_chunk_is_found_damaged() -> None:
-    """It is gone for everybody at once; its slot comes back with its turn in the queue, or when slots are short."""
+    """A dropped chunk is invisible at once; its slot is freed with its turn in the queue, or when slots are short."""
     core, _ = waiting_core()
     grant = core.manager.prepare_load(run(3, 1), WHO)
     core.manager.complete_load(grant.slots, failed=frozenset(run(3, 1)))
@@ -293,7 +293,7 @@ def test_a_sheltered_chunk_is_found_damaged() -> None:
 
 
 def test_a_write_that_is_late_and_fails() -> None:
-    """However and whenever a write ends: who was passed over for it is the next to leave, not the newest."""
+    """However and whenever a write ends, a chunk that was passed over because of it is the next victim."""
     core = make_core(slots=4, tiers=[disk()])
     core.keep_below(run(1, 9))
     put_each(core, run(0, 4))
@@ -318,8 +318,8 @@ def test_a_chunk_that_waits_twice_is_held_once() -> None:
     check_end(core)
 
 
-def test_who_is_sheltered_and_does_not_wait_is_found() -> None:
-    """A hold that nobody ends is a slot that is lost: validate() says so."""
+def test_validate_finds_a_pin_that_does_not_wait() -> None:
+    """A hold that never ends loses a slot: validate() reports it."""
     core, _ = waiting_core()
     core.lower[0].write_queue.pop_front(3)
     with pytest.raises(InvariantError, match="waits for no write"):

@@ -1,4 +1,4 @@
-"""What is read from a slow tier fills those between, by their write policies; what is not exact stays where it is."""
+"""Chunks read from a slow tier are written to the tiers between, by their write policies, if they are exact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def core_over(write: str, *, exact: bool = True) -> Core:
 
 @pytest.mark.parametrize("write", ["through", "on_reuse"])
 def test_a_promotion_fills_the_tier_between(write: str) -> None:
-    """The next time it comes from the nearer one. Coming back is a reuse by itself."""
+    """The next read uses the nearer tier. A promotion counts as a reuse."""
     core = core_over(write)
     load(core, run(0, 4))
     assert sorted(written(core)) == run(0, 4)
@@ -57,8 +57,8 @@ def test_a_promotion_goes_further_down_too() -> None:
 
 @pytest.mark.parametrize("write", ["through", "on_reuse", "back"])
 def test_bytes_that_are_not_exact_are_not_spread(write: str) -> None:
-    """A chunk from a tier with a lossy codec is used, and goes nowhere else: not when it arrives, not when it is used
-    again, not when it leaves, not in a flush. Otherwise an exact tier would hold inexact bytes under an exact name."""
+    """A chunk from a tier with a lossy codec is used, but written nowhere: not on arrival, reuse or eviction, and not
+    by a flush. Otherwise an exact tier would have inexact bytes under the key of exact ones."""
     core = core_over(write, exact=False)
     load(core, run(0, 4))
     load(core, run(0, 4))
@@ -73,7 +73,7 @@ def test_bytes_that_are_not_exact_are_not_spread(write: str) -> None:
 
 
 def test_exact_bytes_of_the_same_chunk_are_spread() -> None:
-    """What is computed again later is exact, whatever was in its slot before."""
+    """A chunk that is computed again is exact, also in a slot that had an inexact one."""
     core = core_over("through", exact=False)
     load(core, run(0, 4))
     core.finish_all()
@@ -84,14 +84,14 @@ def test_exact_bytes_of_the_same_chunk_are_spread() -> None:
 
 
 def test_a_lossy_tier_is_filled_like_any_other() -> None:
-    """It is the way back that loses."""
+    """A lossy codec loses precision on the way back."""
     core = make_core(tiers=[with_limits(disk(), exact=False)])
     put(core, run(0, 2))
     assert sorted(written(core)) == run(0, 2)
 
 
 def test_a_one_shot_request_reads_and_another_one_fills() -> None:
-    """Nobody will ask for its prompt again, it says; who asks all the same ends that, for every edge."""
+    """A one-shot prompt is not expected again. A request that uses it all the same ends that, for every tier."""
     core = core_over("through")
     load(core, run(0, 4), one_shot=True)
     assert not core.manager.take_ops()

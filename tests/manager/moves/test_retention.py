@@ -1,4 +1,4 @@
-"""The books of chunks kept on terms: bounded, cheap, and never in the way of a chunk that somebody holds."""
+"""Lifetimes and one-shot chunks: bounded, cheap, and never removed while they are held."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nowhere(key: Key) -> bool:
 
 
 def test_empty_books_are_not_looked_into() -> None:
-    """A stack without hints pays nothing: there is nothing in the books, however much is stored and used."""
+    """A stack without hints pays nothing: nothing is recorded, however much is stored and used."""
     retention = Retention(8)
     retention.stored(KEYS, NO_HINTS, 0.0, nowhere)
     retention.used(KEYS, NO_HINTS, 0.0)

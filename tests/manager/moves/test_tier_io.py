@@ -1,4 +1,4 @@
-"""What moves between the host tier and the tiers below, and what becomes of it."""
+"""Transfers between the host tier and lower tiers, and their effects."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def only(core: Core, verb: Verb) -> TierOp:
 
 
 def read_one(core: Core) -> TierOp:
-    """A request wants chunk 0, which lies below: the read."""
+    """The read of chunk 0, which is in the lower tier and wanted by a request."""
     core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     return only(core, Verb.READ)
 
 
 def test_chunks_that_wait_for_a_tier_are_a_reason_to_step() -> None:
-    """A tier takes a bounded number at once. Nobody but a step hands on the rest, so an engine without requests must
-    know that there is one; and must not step for a tier that is out of service."""
+    """A tier takes a bounded number at once, and only a step hands over the rest. An engine without requests must know
+    that there is a rest, and must not step for a tier that is out of service."""
     core = make_core(tiers=[disk(queue=1)])
     (tier,) = core.lower
     assert not tier.has_backlog
@@ -108,7 +108,7 @@ def test_what_is_there_is_not_written_again() -> None:
 
 
 def test_deadlines_follow_the_verb() -> None:
-    """Each instruction says until when somebody waits for it, on the stack's clock."""
+    """Each instruction has a deadline on the stack's clock."""
     limits = LowerTierLimits(
         None, WritePolicy.THROUGH, 10, probe_deadline_s=1.0, read_deadline_s=2.0, write_deadline_s=3.0
     )
@@ -123,7 +123,7 @@ def test_deadlines_follow_the_verb() -> None:
 
 
 def test_loads_come_before_stores() -> None:
-    """Of one step's instructions to a tier, those that somebody waits for come first."""
+    """Of one step's instructions to a tier, those that a request waits for come first."""
     core = make_core(tiers=[disk()])
     core.keep_below(run(0, 1))
     core.put(run(9, 1))
@@ -183,7 +183,7 @@ def test_a_write_that_fails(kind: OutcomeKind) -> None:
     core.finish(write, [kind if key == keys[0] else OutcomeKind.OK for key in write.keys])
     assert [core.lower[0].presence(key, 0.0) for key in keys] == [LookupResult.MISS, LookupResult.HIT]
     assert core.counters.writes_failed == {"disk": 1}
-    if kind is not OutcomeKind.REFUSED:  # it may lie there all the same: see the next test
+    if kind is not OutcomeKind.REFUSED:  # the tier may contain it all the same: see the next test
         core.finish(only(core, Verb.DELETE))
     assert core.lower[0].residency.reserved_bytes == 0
     assert core.host.room == core.host.num_slots
@@ -192,9 +192,9 @@ def test_a_write_that_fails(kind: OutcomeKind) -> None:
 
 @pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.TIMED_OUT])
 def test_a_write_that_failed_may_lie_there_all_the_same(kind: OutcomeKind) -> None:
-    """Its reply was lost, or it came too late. Until its deletion is confirmed its bytes count, nobody reads it, and it
-    is not written again; a deletion that fails is tried again later. Otherwise a tier would outgrow its capacity by
-    frames that nobody accounts for."""
+    """The reply of the write was lost or late. Until the deletion is confirmed the bytes count, and the chunk is
+    neither read nor written. A deletion that fails is retried. Otherwise frames outside the account would exceed the
+    capacity."""
     core = make_core(tiers=[disk(frames=1)])
     first, second = run(0, 2)
     core.put([first])
@@ -262,7 +262,7 @@ def test_compressed_frames_do_not_stop_a_small_tier() -> None:
 
 
 def test_a_frame_that_can_never_fit() -> None:
-    """It is dropped and counted, and evicts nobody."""
+    """It is dropped and counted, and evicts no other chunk."""
     core = make_core(tiers=[disk(frames=1)])
     core.keep_below(run(0, 1))
     chunk_bytes = 3 * FRAME_BYTES
@@ -301,7 +301,7 @@ def test_a_corrupt_frame_that_cannot_be_deleted() -> None:
 
 
 def test_a_chunk_deleted_behind_our_back() -> None:
-    """A read that finds nothing corrects the index: the false hit is not repeated, and observers are told."""
+    """A read that finds nothing corrects the index: the false hit is not repeated, and an event is reported."""
     core = make_core(tiers=[disk()])
     (key,) = run(0, 1)
     core.keep_below([key])
@@ -336,7 +336,7 @@ def test_all_shared_tiers_are_asked_at_once() -> None:
 
 
 def test_news_of_unknown_instructions_is_ignored() -> None:
-    """A completion that comes twice, or of an instruction nobody gave, changes nothing."""
+    """A second completion of an instruction, or one of an unknown instruction, changes nothing."""
     core = make_core(tiers=[disk()])
     core.put(run(0, 1))
     write = only(core, Verb.WRITE)
@@ -374,7 +374,7 @@ def test_a_chunk_that_is_dropped_while_it_is_written() -> None:
 
 
 def test_probes_are_bounded() -> None:
-    """A long prompt asks a shared tier for so many keys at a time."""
+    """A long prompt probes a shared tier for a bounded number of keys at a time."""
     core = make_core(tiers=[with_limits(objects(), probe_keys_max=4)])
     keys = run(0, 10)
     for key in keys:

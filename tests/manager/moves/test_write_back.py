@@ -34,7 +34,7 @@ def only(core: Core, verb: Verb) -> TierOp:
 
 
 def test_nothing_is_written_while_there_is_room() -> None:
-    """What may yet be used, ended or reset costs the disk nothing."""
+    """Chunks are not written before they are about to be evicted: most are used, expired or reset first."""
     core = make_core(slots=SLOTS, tiers=[disk(write="back")])
     put(core, run(0, SLOTS - KEPT_FREE))
     load(core, run(0, 4))
@@ -44,7 +44,7 @@ def test_nothing_is_written_while_there_is_room() -> None:
 
 def test_victims_are_written_ahead_of_need_and_leave_then() -> None:
     """A full host tier writes those that its policy would evict next, the coldest first, and a few only. They are hits
-    until they are at rest below; then their slots are free and everybody is told."""
+    until they are at rest in the lower tier; then their slots are free and events report it."""
     core = full_core()
     core.manager.take_events()
     write = only(core, Verb.WRITE)
@@ -88,7 +88,7 @@ def test_what_is_in_the_tier_already_leaves_without_a_write() -> None:
 
 @pytest.mark.parametrize("wish", ["load", "reserve", "offer", "touch"])
 def test_what_is_wanted_again_stays(wish: str) -> None:
-    """Somebody comes for a chunk while it is being written: it stays, written now, and others leave later."""
+    """A chunk that is used while it is being written stays in the host tier, and others are evicted later."""
     core = full_core()
     write = only(core, Verb.WRITE)
     if wish == "load":
@@ -110,7 +110,7 @@ def test_what_is_wanted_again_stays(wish: str) -> None:
 
 def test_a_hung_tier_never_blocks_a_store() -> None:
     """Promises 2, 4 and 6: the disk takes a write and is silent for ever. Every store finds room at once, also before
-    anybody knows that the disk is hung; what it does not get is counted; few slots are held for it."""
+    the deadline reveals the hang. Chunks that are not written are counted; few slots are held for the disk."""
     core = full_core(queue=4)
     hung = only(core, Verb.WRITE)
     for i in range(100):
@@ -127,7 +127,7 @@ def test_a_hung_tier_never_blocks_a_store() -> None:
 
 
 def test_a_chunk_whose_write_is_late_makes_way_for_others() -> None:
-    """Its slot cannot be free before the I/O has ended, so it stays readable, and others leave instead of it."""
+    """Its slot cannot be free before the I/O has ended, so it stays readable, and others are evicted instead."""
     core = full_core()
     write = only(core, Verb.WRITE)
     late(core, write)
@@ -205,7 +205,7 @@ def test_room_below_is_made_ahead_of_need_too() -> None:
 
 
 def test_no_more_leave_than_the_tier_takes_now() -> None:
-    """What cannot be written yet is not evicted yet either."""
+    """Chunks that cannot be written yet are not evicted yet."""
     core = full_core(queue=1)
     assert list(only(core, Verb.WRITE).keys) == run(0, 1)
     assert not core.manager.take_ops()
@@ -248,7 +248,7 @@ def test_every_tier_that_is_written_back_to_gets_a_victim() -> None:
 
 
 def test_a_victim_below_which_is_also_written_through() -> None:
-    """The disk has it since it was stored; the bucket gets it when it leaves."""
+    """The disk has it since it was stored; the bucket gets it when it is evicted."""
     core = make_core(slots=SLOTS, tiers=[disk(), objects(write="back")])
     put(core, run(0, SLOTS))
     core.finish_all()
@@ -285,7 +285,7 @@ def test_a_chunk_that_turns_out_bad_while_it_leaves() -> None:
 
 
 def test_hints_are_kept_on_eviction() -> None:
-    """One-shot chunks leave first and unwritten; a route and an end count as they do for any other write."""
+    """One-shot chunks are evicted first and unwritten; write masks and lifetimes hold as for any other write."""
     core = make_core(slots=SLOTS, tiers=[disk(write="back"), objects(write="back")])
     put(core, run(0, 1), store=frozenset({"disk"}))
     put(core, run(1, 1), ttl_s=60.0)
@@ -302,7 +302,7 @@ def test_hints_are_kept_on_eviction() -> None:
 
 
 def test_what_has_ended_is_not_written() -> None:
-    """A chunk whose time is over counts as absent: nobody could read it below."""
+    """An expired chunk counts as absent: no request could read it from a lower tier."""
     core = make_core(slots=SLOTS, tiers=[disk(write="back")])
     put(core, run(0, SLOTS), ttl_s=5.0)
     core.now = 10.0
@@ -326,7 +326,7 @@ def test_a_tier_that_is_being_emptied_gets_nothing_yet() -> None:
 
 
 def test_a_tier_is_detached_while_chunks_leave_for_it() -> None:
-    """What is under way ends; the slots are free then, and nothing more is chosen for a tier that has gone."""
+    """Writes under way end and free their slots; no victims are chosen for a detached tier."""
     core = full_core()
     write = only(core, Verb.WRITE)
     core.manager._tier_io.detach(core.lower[0])
@@ -413,7 +413,7 @@ def test_what_a_tenant_has_too_much_is_written_before_it_goes() -> None:
 
 
 def test_a_quota_holds_though_the_tier_below_takes_nothing() -> None:
-    """Nobody gets more than his part of the host tier because a disk is full or out of service; it is counted."""
+    """No tenant exceeds its quota of the host tier because a disk is full or out of service; the loss is counted."""
     policy = TenantPolicy(LruPolicy, Quotas(64, 4), chunk_bytes_max=1)
     core = make_core(slots=64, tiers=[disk(write="back", frames=1)], host_policy=policy)
     core.keep_below(run(100, 1))

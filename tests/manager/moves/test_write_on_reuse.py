@@ -79,12 +79,12 @@ def test_what_is_promoted_is_used_again() -> None:
     core.keep_below(keys, tier=1)
     ctx = RequestContext("gone")
     core.manager.reservations.reserve(ctx.request_id, tuple(keys), ctx.hints)
-    core.manager.reservations.release(ctx.request_id)  # whoever wanted it is gone before it has come, and loads nothing
+    core.manager.reservations.release(ctx.request_id)  # the request ends before the chunk arrives, and loads nothing
     assert sorted(written(core)) == sorted(keys)
 
 
 def test_memory_of_what_was_seen_is_bounded() -> None:
-    """Of a flood of chunks between two sights only so many are remembered; what is forgotten counts as new."""
+    """A bounded number of chunks is remembered between two uses; a forgotten chunk counts as new."""
     core = make_core(slots=4, tiers=[with_limits(disk(write="on_reuse"), seen_keys_max=8)])
     put(core, run(0, 1))
     for i in range(100):
@@ -96,7 +96,7 @@ def test_memory_of_what_was_seen_is_bounded() -> None:
 
 
 def test_a_chunk_in_constant_use_is_written_once() -> None:
-    """A shared tier's yes is forgotten after a while; a chunk that stays in the host tier is not uploaded again."""
+    """The answer of a shared tier expires after a while; a chunk that stays in the host tier is not uploaded again."""
     core = make_core(tiers=[objects(write="on_reuse")])
     put(core, run(0, 1))
     for step in range(20):
@@ -131,7 +131,7 @@ def test_a_write_that_failed_may_be_tried_at_the_next_use() -> None:
 
 
 def test_a_tier_out_of_service() -> None:
-    """What is used meanwhile is dropped and counted; used again when it is back, it is written."""
+    """Chunks used during an outage are dropped and counted; used again after it, they are written."""
     core = make_core(tiers=[disk(write="on_reuse")])
     put(core, run(0, 2))
     core.manager.on_completion(TierHealth(0, usable=False))
@@ -144,7 +144,7 @@ def test_a_tier_out_of_service() -> None:
 
 
 def test_hints_are_kept_at_the_second_sight() -> None:
-    """Where a chunk may go was said when it was stored, and is said still when it is used."""
+    """The write mask of a chunk is set when it is stored, and still holds when it is used."""
     core = make_core(tiers=[disk(write="on_reuse"), objects(write="on_reuse")])
     put(core, run(0, 1), store=frozenset({"objects"}))
     put(core, run(1, 1), store=frozenset({"host"}))
@@ -156,7 +156,7 @@ def test_hints_are_kept_at_the_second_sight() -> None:
 
 
 def test_one_shot_uses_do_not_write_what_a_one_shot_request_stored() -> None:
-    """Not before somebody uses it who may come again."""
+    """A one-shot chunk is not written before another kind of request uses it."""
     core = make_core(tiers=[disk(write="on_reuse")])
     put(core, run(0, 2), one_shot=True)
     load(core, run(0, 2), one_shot=True)

@@ -1,4 +1,4 @@
-"""Reservations: who gets slots when they are short (decision 4)."""
+"""Reservations: the order in which requests get slots when they are short (decision 4)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def run(first: int, count: int) -> tuple[Key, ...]:
 
 
 def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
-    """What a waiting request does once per step."""
+    """Reserve as a waiting request does once per step."""
     return core.manager.reservations.reserve(owner, keys)
 
 
 def release(core: Core, owner: str) -> None:
-    """The request loads, or lets go."""
+    """Release as a request does that loads or ends."""
     core.manager.reservations.release(owner)
 
 
@@ -107,7 +107,7 @@ def test_own_chunks_are_held_before_slots_are_taken() -> None:
 
 
 def test_a_chunk_that_another_is_fetching_is_shared() -> None:
-    """Two requests want the same chunks: one read, both are told, and both say where the bytes came from."""
+    """Two requests want the same chunks: one read, both are notified, and both name the source tier."""
     keys = run(0, 3)
     core = with_chunks_below(keys, slots=8)
     first, second = reserve(core, "a", keys), reserve(core, "b", keys)
@@ -120,7 +120,7 @@ def test_a_chunk_that_another_is_fetching_is_shared() -> None:
 
 
 def test_one_lost_chunk_fails_the_reservation_only() -> None:
-    """A chunk that does not arrive is told to everybody who waits for it; the others stay held."""
+    """A chunk that does not arrive fails every reservation that waits for it; the other chunks stay held."""
     keys = run(0, 3)
     core = with_chunks_below(keys, slots=8)
     reservation = reserve(core, "a", keys)
@@ -206,8 +206,8 @@ def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:
 
 
 def test_many_reservations_end_in_steps() -> None:
-    """A reset ends every reservation, and they can fill the host tier: so many chunks are let go in one call, the rest
-    in the next steps; until then their slots stay held, and are counted as reserved."""
+    """A reset ends every reservation, and they can fill the host tier. A bounded number of chunks is released at once,
+    the rest in later steps; until then their slots stay held, and count as reserved."""
     core = make_core(slots=8)
     gathering = Reservations(core.host, core.manager._tier_io, 8, released_per_step_max=3)
     core.put(run(0, 8))
@@ -225,8 +225,8 @@ def test_many_reservations_end_in_steps() -> None:
 
 
 def test_pins_count_under_the_cap_and_are_let_go_with_the_owner() -> None:
-    """Chunks that are held one by one keep the same bound as reservations, stay while stores press, and are evictable
-    again when their owner lets go of some, or of all."""
+    """Pins keep the same bound as reservations, and stay while stores need slots. The chunks are evictable again when
+    their owner unpins some of them, or all."""
     keys = run(0, 5)
     core = make_core(slots=8, reserved=4)
     core.put(keys)

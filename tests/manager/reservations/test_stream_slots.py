@@ -1,4 +1,4 @@
-"""Who may have which slots while loads stream: half for streams, half for those who wait, and nobody for ever."""
+"""Division of slots while loads stream: half for streams, half for waiting requests, none for good."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def core_of(slots: int, **changes: object) -> Core:
 
 
 def gather(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
-    """What a stream does once per step."""
+    """Reserve a segment as a stream does once per step."""
     return core.manager.streams.reserve_segment(keys, RequestContext(owner))
 
 
 def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
-    """What a waiting request does once per step."""
+    """Reserve as a waiting request does once per step."""
     return core.manager.reservations.reserve(owner, keys)
 
 
 @pytest.mark.parametrize(("slots", "streams", "others"), [(8, 4, 4), (9, 4, 5), (3, 1, 2), (2, 1, 1), (1, 1, 1)])
 def test_halves(slots: int, streams: int, others: int) -> None:
-    """What may be reserved is halved while a load streams, and one again afterwards. A single slot is everybody's."""
+    """The reservable chunks are halved while a load streams, and whole again afterwards. A single slot serves both."""
     core = core_of(slots)
     assert core.manager.reserved_chunks_max == slots
     core.manager.streams.open("a", 0)
@@ -50,7 +50,7 @@ def test_halves(slots: int, streams: int, others: int) -> None:
 
 
 def test_neither_half_can_take_the_other() -> None:
-    """Whoever asks first, and however much: each side gets its own half when both want slots."""
+    """Each side gets its own half when both want slots, in any order and for any amount."""
     for first in ("streams", "others"):
         core = core_of(8)
         core.manager.streams.open("s", 0)
