@@ -44,6 +44,12 @@ GROUPS = {
 }
 """Package to the classes, by module, that its names return or hold: ``stack.tiers``, ``stack.worker`` and the like."""
 
+MADE = {
+    *("Stack", "StagedStack", "StackTiers", "TierChange", "StackEvents", "StackMetrics", "Worker", "WorkerSetup"),
+    "ProcessWorker",
+}
+"""Classes that tierkv makes itself: their constructors are not public."""
+
 Definition = ast.ClassDef | ast.FunctionDef
 
 INTRODUCTION = """
@@ -148,11 +154,11 @@ def section(name: Name) -> str:
 
 
 def class_signature(node: ast.ClassDef) -> str:
-    """``class Name(bases)`` with the fields of a dataclass, or the arguments of the constructor."""
+    """``class Name(bases)`` with the fields of a dataclass, or the arguments of a public constructor."""
     bases = ", ".join(ast.unparse(base) for base in node.bases)
     head = f"class {node.name}({bases})" if bases else f"class {node.name}"
     for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__" and node.name not in MADE:
             return f"{head}:\n    {function_signature(item)}"
     is_dataclass = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
     fields = [f"    {ast.unparse(item)}" for item in node.body if isinstance(item, ast.AnnAssign) and public(item)]

@@ -14,14 +14,10 @@ from tierkv.types.tier_ops import Verb
 
 
 class StackMetrics:
-    """Measurements of one stack, as ``stack.metrics``.
+    """Measurements of one stack, as ``stack.metrics``."""
 
-    Args:
-        counters: of scheduler and manager.
-        stats: delays and transfers as the stack observes them.
-        dispatcher, changes: of the stack.
-        prefill_rate: the engine's prefill rate in tokens per second, or None.
-    """
+    counters: CoreCounters
+    """Counters of scheduler and manager. Any thread may read them."""
 
     def __init__(
         self,
@@ -31,8 +27,16 @@ class StackMetrics:
         changes: TierChanges,
         prefill_rate: Callable[[], float | None],
     ) -> None:
+        """Wire the metrics of a stack.
+
+        Args:
+            counters: of scheduler and manager.
+            stats: delays and transfers as the stack observes them.
+            dispatcher: counts and measures per tier.
+            changes: names of the tiers by number.
+            prefill_rate: the engine's prefill rate in tokens per second, or None.
+        """
         self.counters = counters
-        """Counters of scheduler and manager. Any thread may read them."""
         self._stats = stats
         self._dispatcher = dispatcher
         self._changes = changes

@@ -34,14 +34,6 @@ class Stack:
 
     None of the calls of a step waits for a tier, and none raises because of one: a broken tier is a miss, and counted.
     EngineProtocolError means that the engine called out of order.
-
-    Args:
-        wiring: the collaborators.
-        scheduler: decides what is loaded and stored.
-        rank_reports: joins the reports of several workers, or of workers in other processes; None: one worker here.
-        journal: records the steps.
-        clock: seconds, monotonic.
-        sleep: waits on the engine's thread, in :meth:`flush` only.
     """
 
     workers: tuple[Worker, ...]
@@ -68,6 +60,16 @@ class Stack:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Wire a stack; :func:`tierkv.open_stack` does it.
+
+        Args:
+            wiring: the collaborators.
+            scheduler: decides what is loaded and stored.
+            rank_reports: joins the reports of several workers, or of workers in other processes; None: one worker here.
+            journal: records the steps.
+            clock: seconds, monotonic.
+            sleep: waits on the engine's thread, in :meth:`flush` only.
+        """
         core = StackCore(wiring, scheduler.begin_step, scheduler.validate, journal, clock, sleep)
         stats = StackStats()
         self.workers = wiring.workers

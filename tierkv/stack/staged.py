@@ -68,17 +68,6 @@ class StagedStack:
     """An open stack. All calls belong to the engine's scheduler thread; workers are opened with ``open_worker``.
 
     A step begins with its first lookup and ends with :meth:`end_step`. Keys end with the number of their group.
-
-    Args:
-        wiring: the collaborators.
-        lookups: answers which chunks can be loaded.
-        jobs: transfers in flight.
-        flags: shared memory in which workers mark ended transfers.
-        seals: seal and verify stored chunks.
-        hints: reads the hints of requests.
-        group_ids: the number at the end of the keys of each group.
-        clock: seconds, monotonic.
-        sleep: waits on the engine's thread, in :meth:`flush` only.
     """
 
     namespace: Namespace
@@ -107,6 +96,19 @@ class StagedStack:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Wire a stack; :func:`tierkv.open_staged_stack` does it.
+
+        Args:
+            wiring: the collaborators.
+            lookups: answers which chunks can be loaded.
+            jobs: transfers in flight.
+            flags: shared memory in which workers mark ended transfers.
+            seals: seal and verify stored chunks.
+            hints: reads the hints of requests.
+            group_ids: the number at the end of the keys of each group.
+            clock: seconds, monotonic.
+            sleep: waits on the engine's thread, in :meth:`flush` only.
+        """
         core = StackCore(wiring, self._begin_scheduling, self._check, NoJournal(), clock, sleep)
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
