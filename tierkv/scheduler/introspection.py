@@ -102,7 +102,10 @@ def check_scheduler(
     for request_id, record in records.items():
         what = f"request {request_id!r} ({record.state.value})"
         owned |= _check_jobs(what, record, live, load_jobs(record))
-        require((request_id in in_lookup) == (record.state in _IN_LOOKUP), f"{what}: its lookup is out of step")
+        require(
+            (request_id in in_lookup) == (record.state in _IN_LOOKUP),
+            f"{what}: its state and the open lookups disagree",
+        )
         for i, group in enumerate(record.groups):
             require(group.next_stored <= len(group.keys), f"{what}: the cursor of group {i} is behind its last chunk")
         if record.state is RequestState.FINISHED:
@@ -110,7 +113,7 @@ def check_scheduler(
             for job_id in record.store_jobs:
                 require(fences.covers_job(jobs.job(job_id)), f"{what}: blocks of job {job_id} are not fenced")
     for job_id in jobs.ownerless_ids():
-        require(fences.covers_job(jobs.job(job_id)), f"blocks of job {job_id}, which is no request's, are not fenced")
+        require(fences.covers_job(jobs.job(job_id)), f"blocks of job {job_id}, which has no owner, are not fenced")
         owned.add(job_id)
     require(owned == live, f"jobs {sorted(live - owned)} belong to no request")
     require(fences.job_ids <= live, f"jobs {sorted(fences.job_ids - live)} have ended and still fence blocks")

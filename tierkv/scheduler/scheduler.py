@@ -210,9 +210,7 @@ class OffloadScheduler:
                 "part would need a window that was not gathered: take all of them or none"
             )
         if num_external_tokens <= 0:
-            if (
-                record.state is not RequestState.RUNNING
-            ):  # otherwise its load has ended, and the engine repeats the call
+            if record.state is not RequestState.RUNNING:  # RUNNING: the engine repeats the call after the load
                 self._close_lookup(record)
                 record.apply(RequestEvent.SCHEDULED)
             return
@@ -287,7 +285,7 @@ class OffloadScheduler:
         is_last = all(record.state is RequestState.FINISHED for record in self._records.values())
         self._loads.make_due_jobs(is_last=is_last)
         if is_last:
-            self._to_flush |= self._jobs.live_ids()  # no later step may come (S81)
+            self._to_flush |= self._jobs.live_ids()  # possibly no later step follows (S81)
         meta = ConnectorMeta(self._loads.take_jobs(), self._stores.take_jobs(), frozenset(self._to_flush))
         self._to_flush = set()
         return meta
@@ -362,7 +360,7 @@ class OffloadScheduler:
         self._plan.reset()
 
     def _withdraw_store(self, job: TransferJob) -> None:
-        self._manager.complete_store(job.slots)  # its chunks were dropped already: only frees their slots
+        self._manager.complete_store(job.slots)  # frees the slots; the chunks were dropped already
         self._completions.end_store(self._jobs.withdraw(job.job_id).job)
 
     @property

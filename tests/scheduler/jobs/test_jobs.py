@@ -47,7 +47,7 @@ def test_s79_preempted_with_two_stores() -> None:
 def test_s80_preempted_and_unknown() -> None:
     """S80: an engine may name a request that it never registered."""
     core = make_core()
-    assert preempt(core, "nobody") == ConnectorMeta()
+    assert preempt(core, "unknown") == ConnectorMeta()
 
 
 def test_s81_all_requests_finished() -> None:
@@ -112,7 +112,7 @@ def test_s84_one_failing_worker_fails_the_chunk() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_s84_counts_that_say_nothing(count: int) -> None:
+def test_s84_empty_counts(count: int) -> None:
     """S84: a report of no workers completes nothing."""
     core = make_core()
     job = stored(core)

@@ -258,7 +258,7 @@ def test_computed_tokens_in_an_unfilled_block() -> None:
     core = make_core()
     request = core.request(16)
     offered(core, request, computed=6)
-    with pytest.raises(EngineProtocolError, match="block 1 is unfilled, but 6 tokens are said to be computed"):
+    with pytest.raises(EngineProtocolError, match="block 1 is unfilled, but 6 tokens are reported as computed"):
         core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4], filled=1)], 10)
 
 

@@ -246,8 +246,8 @@ def test_hints_hold_for_streams() -> None:
     second = arrive(bed, 30, 1, tierkv={"load_tiers": ["second"]})
     bed.fill_below(second, 1)
     finish(bed)
-    told = [bed.core.scheduler.request_account(request.request_id) for request in (most, second)]
-    assert [account and account.loaded_tokens for account in told] == [{"disk": 60}, {"second": 120}]
+    accounts = [bed.core.scheduler.request_account(request.request_id) for request in (most, second)]
+    assert [account and account.loaded_tokens for account in accounts] == [{"disk": 60}, {"second": 120}]
 
 
 def test_a_slow_tier_is_judged_by_the_whole_length() -> None:

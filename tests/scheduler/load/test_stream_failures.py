@@ -317,14 +317,14 @@ def test_abort_in_each_state(state: StreamState, holds: bool, alone: bool) -> No
     assert sequence.request is request
     bed.engine.abort(sequence)
     assert bed.core.scheduler.has_pending_work
-    told = 0
+    reported = 0
     for _ in range(200):
         orphans = len(bed.engine.orphans)
         turn(bed)
-        told += orphans - len(bed.engine.orphans)
+        reported += orphans - len(bed.engine.orphans)
         if not bed.engine.sequences and not bed.core.scheduler.has_pending_work:
             break
-    assert told == 1
+    assert reported == 1
     assert sum(count for key, count in bed.tiers.reads.items() if key in keys) <= reads
     bed.settle()
     bed.check_end()

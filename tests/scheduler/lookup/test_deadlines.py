@@ -110,7 +110,7 @@ def test_a_younger_request_gets_its_ready_part_too() -> None:
     keeper = core.arrive(range(100, 108), "k")
     assert core.ask(keeper) == 8, "its offer keeps these two chunks from being evicted for the older request"
     busy = core.truth.keys(core.request(range(500, 516)))
-    assert core.manager.prepare_store([(key, 0) for key in busy], RequestContext("nobody")) is not None
+    assert core.manager.prepare_store([(key, 0) for key in busy], RequestContext("unknown")) is not None
     assert core.ask(older) is None
     assert core.ask(younger) is None
     core.begin(DEADLINE_S)
@@ -142,7 +142,7 @@ def test_what_arrived_in_the_meantime_is_answered() -> None:
     assert core.ask(request) == 16
 
 
-def test_an_offer_that_nobody_takes_is_let_go() -> None:
+def test_an_offer_that_is_not_taken_is_released() -> None:
     """An engine that stops asking (it forgot the request, or runs others first) must not pin the host tier forever.
 
     The next question gets no worse answer for it.

@@ -128,7 +128,7 @@ def test_a_slow_middle_cuts_the_rest() -> None:
     assert core.ask(request) == 20
 
 
-def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
+def test_a_slow_middle_is_loaded_when_much_follows_it() -> None:
     """These three chunks make six seconds of prefill unnecessary: 2 s of waiting cost less."""
     core = core_of(disk(), rate=100.0)
     teach(core, SLOW_S)

@@ -258,7 +258,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     core.begin(5.1)
     assert not core.ready()
     assert not len(core.lower[0].residency)
-    assert not core.manager._retention.any, "nothing is remembered of what is gone"
+    assert not core.manager._retention.any, "nothing is remembered of deleted chunks"
     core.scheduler.validate()
 
 

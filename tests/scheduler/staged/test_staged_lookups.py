@@ -465,7 +465,7 @@ def test_hints_bound_what_is_loaded() -> None:
     it.end()
 
 
-def test_unasked_chunks_are_let_go() -> None:
+def test_unasked_chunks_are_released() -> None:
     """The engine's own cache has the front of the prompt now: chunks no longer asked about are released."""
     it = bed()
     keys = prefix(6)

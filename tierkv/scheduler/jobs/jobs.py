@@ -147,5 +147,5 @@ class Fences:
         """
         blocks = {(block_id, job_id) for block_id, jobs in self._jobs_by_block.items() for job_id in jobs}
         fences = {(block_id, job_id) for job_id, ids in self._blocks_by_job.items() for block_id in ids}
-        require(blocks == fences, f"fences are out of step: {sorted(blocks ^ fences)[:3]}")
+        require(blocks == fences, f"both maps of fences disagree: {sorted(blocks ^ fences)[:3]}")
         require(all(self._jobs_by_block.values()), "a block is fenced by no job")

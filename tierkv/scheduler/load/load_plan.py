@@ -148,7 +148,7 @@ def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], comp
     partly = computed_tokens // group.block_tokens
     if computed_tokens % group.block_tokens and _is_unfilled(table[partly]):
         raise EngineProtocolError(
-            f"{what}: block {partly} is unfilled, but {computed_tokens} tokens are said to be computed"
+            f"{what}: block {partly} is unfilled, but {computed_tokens} tokens are reported as computed"
         )
     for i in range(cdiv(computed_tokens, group.block_tokens), end):
         if _is_unfilled(table[i]):

@@ -72,7 +72,7 @@ class Loads:
         self._accounting = accounting
         self._new: list[TransferJob] = []
         self._streams: dict[str, Stream] = {}
-        self._progress_s = 0.0  # of any stream
+        self._progress_s = 0.0  # latest progress of any stream
 
     @property
     def has_new_jobs(self) -> bool:
@@ -160,9 +160,9 @@ class Loads:
             return reservation
         slots, ctx = self._manager.streams, stream.record.ctx
         lost = [key for key in stream.segment if slots.is_lost(key, ctx)]
-        return (
-            self._cut_stream(stream, lost) if lost else self._reserve_segment(stream)
-        )  # what failed here, another tier may have
+        if lost:
+            return self._cut_stream(stream, lost)
+        return self._reserve_segment(stream)  # another tier has the chunks that failed here
 
     def _reserve_segment(self, stream: Stream) -> Reservation | None:
         if not stream.segment:
@@ -245,7 +245,7 @@ class Loads:
     def _note_progress(self, stream: Stream) -> None:
         stream.progress_s = self._progress_s = self._lookups.now_s
 
-    # -- ends --------------------------------------------------------------------------------------------------------
+    # -- completion ----------------------------------------------------------------------------------------------------
 
     def end_job(self, status: JobStatus) -> EndedLoad | None:
         """End a load job whose slots are free. Returns the load if it has ended with this job."""
@@ -313,6 +313,6 @@ class Loads:
         for request_id, stream in self._streams.items():
             stream.validate()
             record = stream.record
-            require(record.streaming, f"request {request_id!r} does not know that its load streams")
+            require(record.streaming, f"request {request_id!r} is not marked as streaming")
             at_hand = record.load_job is None or record.load_job in stream.jobs
-            require(at_hand, f"request {request_id!r} has a load in flight that is not of its stream")
+            require(at_hand, f"request {request_id!r} has a load job in flight that does not belong to its stream")

@@ -165,7 +165,7 @@ class Stream:
         """
         what = f"the load of request {self.record.ctx.request_id!r} ({self.state.value})"
         require(bool(self.jobs) == (self.state is not StreamState.GATHERING), f"{what} has {len(self.jobs)} jobs")
-        require(self.is_sent == (self.state is StreamState.ENDING), f"{what}: its last job is out of step")
-        require(set(self._pending).isdisjoint(self._void), f"{what} waits for a chunk that will not come")
+        require(self.is_sent == (self.state is StreamState.ENDING), f"{what}: its last job and its state disagree")
+        require(set(self._pending).isdisjoint(self._void), f"{what} has a chunk that is both pending and void")
         coming = {self.plan.keys[i] for i in self._pending}
-        require(coming.issuperset(self.segment), f"{what} gathers what it does not want")
+        require(coming.issuperset(self.segment), f"{what} gathers a chunk that is not pending")

@@ -59,7 +59,7 @@ class SearchGroup:
     def allowed_end(self, end: int) -> int:
         """Largest token up to ``end`` at which a hit may end."""
         whole = end // self.chunk_tokens * self.chunk_tokens
-        missing = whole + self.chunk_tokens - end  # meaningless where end is whole, and not looked at then
+        missing = whole + self.chunk_tokens - end  # unused if end is whole
         return end if end == whole or self.end_slack is None or missing <= self.end_slack else whole
 
 
@@ -169,7 +169,7 @@ class _PrefixWalk:
         return self._unknown is not None and self._unknown < cdiv(end, self._group.chunk_tokens)
 
     def look_up_rest(self) -> None:
-        return  # the walk went on over what was unknown
+        return  # the walk continued over unknown chunks
 
 
 class _WindowWalk:

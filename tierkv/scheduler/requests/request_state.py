@@ -55,13 +55,13 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
         for state in (_S.IDLE, _S.ASKING, _S.GATHERING, _S.OFFERED)
         for event, after in _ASKED.items()
     },
-    # The engine stopped asking for longer than the deadline: what was held for the request is released.
+    # The engine has not repeated the question within the deadline: chunks held for the request are released.
     (_S.ASKING, _E.LAPSED): _S.IDLE,
     (_S.GATHERING, _E.LAPSED): _S.IDLE,
     (_S.OFFERED, _E.LAPSED): _S.IDLE,
     (_S.OFFERED, _E.LOAD_STARTED): _S.LOADING,
     (_S.LOADING, _E.LOAD_ENDED): _S.RUNNING,
-    # An engine may go ahead without waiting for the answer, or with fewer tokens than offered.
+    # An engine may continue without waiting for the answer, or with fewer tokens than offered.
     (_S.IDLE, _E.SCHEDULED): _S.RUNNING,
     (_S.ASKING, _E.SCHEDULED): _S.RUNNING,
     (_S.GATHERING, _E.SCHEDULED): _S.RUNNING,

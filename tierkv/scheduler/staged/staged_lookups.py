@@ -38,7 +38,7 @@ class Run:
         self.first_end = self.last_end = end_token
         self.backwards = False
         self._deferred = False
-        self._unknown = 0  # of those in ``wanted``
+        self._unknown = 0  # number of wanted chunks whose presence is unknown
 
     def note_question(self, key: Key, end_token: int) -> None:
         """Note the question, and the direction in which the engine goes."""
@@ -176,7 +176,7 @@ class StagedLookups:
         self._budgets = group_budgets(geometry, manager.reserved_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
         self._requests: dict[str, _StagedRequest] = {}
-        self._asked_in_step: dict[str, _StagedRequest] = {}  # in this step, in the order of the engine's queue
+        self._asked_in_step: dict[str, _StagedRequest] = {}  # in the order of the engine's queue
         # Requests for which chunks may be held, longest unasked first.
         self._open: OrderedDict[str, _StagedRequest] = OrderedDict()
         self._now_s = 0.0
@@ -370,4 +370,6 @@ class StagedLookups:
         """
         for request_id, request in self._requests.items():
             holds = bool(request.pins) or request.reservation is not None
-            require(not holds or request_id in self._open, f"request {request_id!r} holds chunks, and is not open")
+            require(
+                not holds or request_id in self._open, f"request {request_id!r} holds chunks without an open lookup"
+            )

@@ -124,7 +124,7 @@ class LazyPlan:
         if chunks:
             taken = self._stores.offer_free_chunks([chunk for _, chunk in chunks])
             if taken < len(chunks):
-                stop = chunks[taken][0]  # the host tier is full: the cursor stops before what it refused
+                stop = chunks[taken][0]  # the host tier is full: the cursor stops before the refused chunk
         if stop:
             self._cursor = visited[stop - 1]
 
