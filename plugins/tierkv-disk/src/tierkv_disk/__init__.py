@@ -5,8 +5,8 @@ is allocated whole and divided into *pages* of 4 KiB. A *run* is a row of pages 
 or several where free space is fragmented. The *table*, in memory, maps each key to its runs. The *index log* is the
 history of the table on disk. The *quarantine* lists runs that held a bad frame.
 
-Write. Take free pages, write the frame, force it to the device, append a record to the log, force the log, then change
-the table, free the previous pages and answer. A kill between any two steps leaves the old state or the new state.
+Write. Take free pages, write the frame, and force it to the device. Append a record to the log, and force the log. Then
+change the table, free the previous pages, and return. A kill between any two steps leaves the old or the new state.
 
 Read. Look the key up in the table, pin its pages, read them into the caller's buffer, unpin. Pages freed during a read
 become free when the last reader has ended.

@@ -1,8 +1,8 @@
 """Copy of a frame's bytes to the caller's buffer: one copy, out of the page cache.
 
 Cached pages are copied from LMDB's map, which is a memory copy. Other pages are read from the data file, at the offset
-that the map implies: the kernel gets the whole range at once and reads it in large pieces, where page faults would
-request it bit by bit. A block that the disk cannot read, or that no longer exists, is then an error of this frame. In
+that the map implies. The kernel gets the whole range at once and reads it in large pieces; page faults would request it
+bit by bit. A block that the disk cannot read, or that no longer exists, is then an error of this frame. In
 the map it would be a SIGBUS, which ends the process.
 """
 

@@ -4,9 +4,9 @@
 addresses: contradictory claims, gaps between used runs, segments to shorten. ``frame_search`` reads pages that no
 record accounts for and recognises frames in them; it runs only if the log is missing or damaged.
 
-Flow: open segments, replay log, search if the log has losses, drop entries without pages, apply the current limits,
-derive the free runs, then resume the log or replace it by a compact one.
+Flow. Open the segments, replay the log, and search if the log has losses. Drop entries without pages, apply the current
+limits, and derive the free runs. Then resume the log, or replace it by a compact one.
 
-Invariants: when two records claim a page, the newer one keeps it; a recovered table never refers to a page that is not
-there; a rewritten log refers only to frames that are durable.
+Invariants. If two records claim a page, the newer one keeps it. A recovered table refers to existing pages only. A
+rewritten log refers to durable frames only.
 """

@@ -5,7 +5,9 @@ atomic, flushed writes. ``obstore_store`` serves S3, Google Cloud Storage, Azure
 request per verb. ``fsspec_store`` serves any other URL through fsspec's blocking interface. ``selection`` picks the
 fastest implementation that is installed and understands the options.
 
-Stores know no keys and no frames. They raise whatever the library below raises; ``failures`` of the package translates
-it. Invariants: readers see an object whole, its old or its new version; an absent name is :class:`FileNotFoundError`;
-all verbs may be called on any threads.
+Stores know no keys and no frames. They raise the errors of the library below; ``failures`` of the package translates
+them.
+
+Invariants. Readers see an object whole, its old or its new version. An absent name is a :class:`FileNotFoundError`. All
+verbs may be called on any threads.
 """
