@@ -1,4 +1,4 @@
-"""``python -m nox -s simulate``: play seeds, and tell which broke a promise."""
+"""``python -m nox -s simulate``: play seeds, and report those that broke a promise."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program. Returns 0 if all held, else 1."""
+    """Run the program. Returns 0 if all seeds passed, otherwise 1."""
     options = _parser().parse_args(arguments)
     first = options.seed if options.seed is not None else (options.first or 0)
     count = options.seeds or (1 if options.seed is not None else SEEDS)

@@ -1,4 +1,4 @@
-"""What a person reads: the story of a failure, and a summary of many seeds."""
+"""Text for people: the story of a failure, and a summary of many seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRACE_LINES = 60
 
 
 def story(outcome: Outcome, lines: int = TRACE_LINES) -> str:
-    """A failed run: what broke, what happened before, how to see it again."""
+    """Text of a failed run: the violation, the notes before it, and the command that reproduces it."""
     finding = outcome.finding
     if finding is None:
         return f"seed {outcome.seed}: all held"
@@ -26,7 +26,7 @@ def story(outcome: Outcome, lines: int = TRACE_LINES) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Many runs, in a few lines."""
+    """Summary of many runs, in a few lines."""
     failed = [outcome for outcome in outcomes if outcome.finding is not None]
     totals = total(outcomes)
     scenarios = Counter(outcome.scenario for outcome in outcomes)
@@ -42,7 +42,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def total(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """The counts of all runs together."""
+    """Sums of the counts of all runs."""
     totals: Counter[str] = Counter()
     for outcome in outcomes:
         totals.update(outcome.totals)

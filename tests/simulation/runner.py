@@ -1,4 +1,4 @@
-"""Runs seeds and says what came of them."""
+"""Run of a seed, and its outcome."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from simulation.world.world import World
 from tierkv.testing.manual_clock import ManualClock
 
 STEPS = 200
-"""Engine steps in which things go wrong; after them everything goes well until the run has come to rest."""
+"""Engine steps with faults; afterwards there are none until the run has come to rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken promise. invariant: its name. step: when it was seen. trace: what happened before, oldest first."""
+    """Broken promise. invariant: its name. step: in which it was seen. trace: notes before it, oldest first."""
 
     invariant: str
     detail: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one seed.
+    """Outcome of one seed.
 
     setup: what it was made of, in a line. steps: engine steps in all. digest: of everything that happened; equal runs
     have equal ones. totals: counts of what was reached. finding: None where everything held.
@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def reproduce(self) -> str:
-        """The command that plays this run again."""
+        """Command that reproduces this run."""
         return f"python -m nox -s simulate -- --seed {self.seed} --scenario {self.scenario}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The simulation itself: it is deterministic, reaches what it is about, and tells its failures so that one can act."""
+"""The simulation itself: it is deterministic, reaches every part, and reports failures that can be reproduced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_all_promises_hold_in(scenario: str) -> None:
 
 
 def test_a_seed_decides_everything() -> None:
-    """A failure that cannot be seen again cannot be mended: also not in another process, with other hashes."""
+    """A failure must be reproducible, also in another process with other hashes."""
     command = [sys.executable, "-m", "simulation", "--seeds", "4", "--steps", "80", "--json"]
     digests = []
     for _ in range(2):
@@ -54,7 +54,7 @@ def test_runs_reach_what_they_are_about() -> None:
 
 
 def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A report names the seed, the step, the promise, what led to it, and the command that shows it again."""
+    """A report names the seed, the step, the promise, the notes before it, and the command that reproduces it."""
     monkeypatch.setattr("simulation.checks.checks.Checks._check_bounds", _broken)
     assert main(["--seeds", "2", "--first", "7", "--fail-fast"]) == 1
     said = capsys.readouterr()
@@ -69,7 +69,7 @@ def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def _broken(_self: object) -> None:
-    raise Violation("made up", "to see it told")
+    raise Violation("made up", "to see it reported")
 
 
 def test_good_news_are_short(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_good_news_are_short(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--scenario", "sunny"], ["--steps", "-1"]])
 def test_bad_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A typo must not play something else."""
+    """A typing error must not play another scenario."""
     with pytest.raises(SystemExit) as refusal:
         main(wrong)
     assert refusal.value.code == 2
@@ -90,7 +90,7 @@ def test_bad_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixtu
 
 
 def test_outcomes_of_good_runs_have_no_story() -> None:
-    """What held needs no words."""
+    """A passing run prints no story."""
     outcome = simulate(3, steps=10, scenario="calm")
     assert story(outcome) == "seed 3: all held"
     assert "0 failed" in summary([outcome])

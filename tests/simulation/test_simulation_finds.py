@@ -1,4 +1,4 @@
-"""Break a promise on purpose and see it found: a simulation that lets one of these pass proves nothing."""
+"""Deliberate breaks must be found: a simulation that misses one proves nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS = 150
 
 @pytest.mark.parametrize("broken", [pytest.param(one, id=one.name) for one in BREAKS])
 def test_it_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is one careless line in tierkv; the number of seeds beside it says how soon it must be noticed."""
+    """Each break is one careless line in tierkv, with the number of seeds within which it must be noticed."""
     broken.apply(monkeypatch)
     for seed in range(broken.seeds):
         finding = simulate(seed, scenario=broken.scenario, steps=STEPS).finding
@@ -23,6 +23,6 @@ def test_it_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    """One of each kind at least: fences, slots, bytes, completions, deadlines, events, capacity, durability."""
+    """At least one of each kind exists: fences, slots, bytes, completions, deadlines, events, capacity, durability."""
     assert len(BREAKS) >= 25
     assert len({one.name for one in BREAKS}) == len(BREAKS)

@@ -1,4 +1,4 @@
-"""Promises broken on purpose: each is one careless line in tierkv, and what a simulation must make of it."""
+"""Breaks of the core: each is one careless line in tierkv, with the invariant that must notice it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A broken promise. scenario: where it is looked for. seeds: how many may pass before it is found."""
+    """Broken promise. scenario: in which it is sought. seeds: number of seeds within which it must be found."""
 
     name: str
     apply: Callable[[Patch], None]
@@ -300,7 +300,7 @@ def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
 
 @breaks("returning", 20)
 def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
-    """Whatever has a slot in the host tier counts as readable once the deadline has passed."""
+    """Every chunk with a slot in the host tier counts as readable after the deadline."""
     longest = Lookups._longest_hit
 
     def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, expired: bool) -> Any:

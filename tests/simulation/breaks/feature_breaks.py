@@ -39,7 +39,7 @@ __all__ = ["BREAKS", "Break"]
 
 @breaks("changes", 20)
 def a_detached_tier_still_answers(patch: Patch) -> None:
-    """It stays in the list that lookups and writes go through."""
+    """The tier stays in the list that lookups and writes use."""
 
     def detach(self: TierIO, tier: LowerTier) -> None:
         self._events.cleared(tier.name)
@@ -111,7 +111,7 @@ def a_shared_tier_is_emptied_with_the_others(patch: Patch) -> None:
 
 
 def _scopes(patch: Patch, scope: Callable[[str | None, str | None], bytes]) -> None:
-    """The truth makes its keys in the same wrong way, so only bytes can tell."""
+    """The expected keys have the same error, so only bytes can show it."""
     patch.setattr("tierkv.scheduler.requests.record.make_scope", scope)
     patch.setattr("simulation.engine.expected_bytes.make_scope", scope)
 
@@ -161,7 +161,7 @@ def a_chunk_that_gets_no_shorter_is_written_in_the_clear(patch: Patch) -> None:
 
 @breaks("mixed", 40)
 def a_policy_evicts_what_is_held(patch: Patch) -> None:
-    """The guard sees it and asks the policy no more: an engine would not notice, and nobody would mend the policy."""
+    """The guard replaces the policy: an engine would not notice, and the policy would not be fixed."""
     evict = S3FifoPolicy.evict
     patch.setattr(S3FifoPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
 
@@ -171,7 +171,7 @@ def a_policy_evicts_what_is_held(patch: Patch) -> None:
 
 @breaks("tiny-host", 12)
 def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
-    """Only the blocks of jobs in flight become invalid, not those of the jobs of the same load that had ended."""
+    """Only blocks of jobs in flight become invalid, not those of earlier jobs of the same load."""
 
     def reset(self: Loads) -> None:
         for stream in self._streams.values():
@@ -183,14 +183,14 @@ def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
 
 @breaks("tiny-host", 12)
 def the_last_job_overtakes_a_segment(patch: Patch) -> None:
-    """A worker that goes by it would call the load over while a segment is still being copied."""
+    """A worker that reads it would end the load while a segment is still being copied."""
     step = Loads.make_due_jobs
     patch.setattr(Loads, "make_due_jobs", lambda self, *, is_last: step(self, is_last=True))
 
 
 @breaks("tiny-host", 12)
 def what_does_not_come_is_not_said(patch: Patch) -> None:
-    """A load that was given up ends as if all of it had come."""
+    """An abandoned load ends as if all of it had been copied."""
     send = Stream.make_job
 
     def hopeful(self: Stream, *what: Any) -> TransferJob:

@@ -1,4 +1,4 @@
-"""What must hold after every step, after a restart, and when everything has come to rest (spec, section 18)."""
+"""Invariants after every step, after a restart, and when everything has come to rest (spec, section 18)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LEFTOVERS = "nothing is left over"
 POLICIES = "no policy of our own fails"
 
 JOB_S_MAX = 60.0
-"""No transfer is under way for longer: copies do not hang here."""
+"""Longest time of a transfer in flight: copies do not hang here."""
 
 STEPS_MAX = 1200
-"""No request is in the engine for longer while tiers misbehave."""
+"""Longest time of a request in the engine while tiers have faults."""
 
 
 class Checks:
-    """Everything that is looked at from outside one process."""
+    """Invariants of one process, checked from outside."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Checks:
         self._evictions = EvictionChecks(setup, probe)
 
     def opened(self) -> None:
-        """A new process has learned what lies in its tiers."""
+        """A new process has listed the content of its tiers."""
         for name in self._indexed:
             self._monitor.residents[name] = self._probe.resident(name)
 
@@ -64,25 +64,25 @@ class Checks:
 
     @property
     def _in_service(self) -> list[str]:
-        """Tiers that are, and whose contents we know."""
+        """Tiers in service whose content an index lists."""
         return [name for name in self._probe.tiers() if name in self._indexed]
 
     def departs(self, name: str) -> None:
-        """A tier is about to be detached: what it has must be there when it comes back."""
+        """A tier is about to be detached: its content must be found when it is attached again."""
         if name in self._indexed:
             self._hear()
             self._owed[name] = self._owed_by(name)
 
     def was_emptied(self, name: str) -> None:
-        """Nothing of this tier is owed to anybody."""
+        """Expect no chunk of this tier any more."""
         self._owed.pop(name, None)
 
     def comes(self, name: str) -> None:
-        """A tier has learned what lies in its storage, and will be in service: what was lost meanwhile is not owed."""
+        """A tier has listed its content and will be in service: chunks lost meanwhile are not expected."""
         self._owed.get(name, set()).difference_update(self._storages[name].suspects)
 
     def arrived(self, name: str) -> None:
-        """A tier was attached, and has learned what lies in its storage."""
+        """A tier was attached, and has listed its content."""
         self.quotas.forget(name)
         if name in self._indexed:
             self._hear()
@@ -95,7 +95,7 @@ class Checks:
     # -- after every step --------------------------------------------------------------------------------------------
 
     def after_step(self, trace: Trace, *, take_events: bool) -> None:
-        """Look at everything."""
+        """Check all invariants."""
         try:
             self._probe.scheduler.validate()
         except InvariantError as error:
@@ -110,7 +110,7 @@ class Checks:
         self._check_jobs(trace)
 
     def _hear(self) -> None:
-        """Take the stack's events."""
+        """Take the stack's events, and compare the resident sets."""
         with guarded("take_events"):
             events = self._probe.take_events()
         self._monitor.replay(events, {HOST, *self._indexed})
@@ -158,10 +158,10 @@ class Checks:
     # -- a restart ---------------------------------------------------------------------------------------------------
 
     def owed_after_restart(self, *, new_weights: bool) -> dict[str, set[Key]]:
-        """Per durable tier with an index, what was acknowledged and must be found again.
+        """Acknowledged chunks that must be found again, per durable tier with an index.
 
         Args:
-            new_weights: what was stored by other weights is owed to nobody.
+            new_weights: whether the weights have changed, so that no older chunk is expected.
         """
         self._hear()
         if new_weights:
@@ -171,7 +171,7 @@ class Checks:
         return {**self._owed, **{name: self._owed_by(name) for name in self._in_service}}
 
     def demand_found(self, owed: dict[str, set[Key]]) -> None:
-        """The new process, or the new tier, knows of it, unless its storage could not tell."""
+        """The new process, or the new tier, lists these chunks, unless its storage could not be read."""
         for name, keys in owed.items():
             storage = self._storages[name]
             if not storage.index_lost:
@@ -181,7 +181,7 @@ class Checks:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def at_rest(self) -> None:
-        """All requests ended and all I/O is done: nothing is left, and all that is kept is right."""
+        """Check the state at rest: nothing is left over, and all stored bytes are right."""
         left = self._probe.leftovers()
         demand(not left, LEFTOVERS, str(left))
         demand(self._probe.slots_at_rest(), LEFTOVERS, "a slot is neither free nor evictable")
@@ -192,24 +192,24 @@ class Checks:
         for storage in self._storages.values():
             self._check_frames(storage)
             stale = storage.stale & storage.frames.keys() - storage.suspects - storage.orphans
-            demand(not stale, RESET, f"{len(stale)} chunks of before lie in {storage.name} for ever")
+            demand(not stale, RESET, f"{len(stale)} previous chunks stay in {storage.name} for ever")
         for name in self._in_service:
             storage = self._storages[name]
             if not storage.index_lost:
                 self._check_kept(name, self._probe.resident(name))
                 sure = storage.frames.keys() - storage.suspects - storage.orphans
                 unknown = sure - self._probe.resident(name)
-                demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that nobody accounts for")
+                demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that are not accounted for")
                 self.quotas.check_frames(name, {key: len(storage.frames[key]) for key in sure})
 
     def _check_kept(self, tier: str, said: set[Key]) -> None:
-        """What a tier is said to hold lies there, if no fault has touched it."""
+        """Chunks in a tier's index are stored there, unless a fault has affected them."""
         storage = self._storages[tier]
         lost = said - storage.frames.keys() - storage.suspects
         demand(not lost, DURABLE, f"{storage.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
 
     def _check_frames(self, storage: Storage) -> None:
-        """What lies in a tier is right, if no fault has touched it."""
+        """Frames in a tier are right, unless a fault has affected them."""
         for key, frame in storage.frames.items():
             if key in storage.suspects:
                 continue
@@ -226,4 +226,4 @@ class Checks:
 
 def _difference(reported: set[Key], found: set[Key]) -> str:
     extra, missing = reported - found, found - reported
-    return f"told and not there {[key.hex() for key in extra]}, there and not told {[key.hex() for key in missing]}"
+    return f"reported, not there {[key.hex() for key in extra]}, there, not reported {[key.hex() for key in missing]}"

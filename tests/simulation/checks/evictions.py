@@ -1,4 +1,4 @@
-"""Whether what has a copy below leaves the host tier before what waits to be written."""
+"""Check of evictions: chunks with a copy below leave the host tier before dirty ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WAITING = "dirty chunks are evicted last"
 
 
 class EvictionChecks:
-    """Sees every choice of victims in the host tier of one process.
+    """Observes every choice of victims in the host tier of one process.
 
-    Not where tenants have quotas, who evict their own chunks, nor where a tier is written back to: there a chunk can
-    begin to wait while it leaves.
+    It is off where tenants have quotas, because a tenant evicts its own chunks. It is also off where a tier has
+    write-back: there a chunk can become dirty during its eviction.
     """
 
     def __init__(self, setup: RunSpec, probe: Probe) -> None:
@@ -28,7 +28,7 @@ class EvictionChecks:
             probe.listen_to_evictions(self._evicted)
 
     def _evicted(self, waited: set[int], victims: Iterable[int]) -> None:
-        """These ``victims`` have left; ``waited``: the slots of chunks that waited before."""
+        """``victims`` were evicted; ``waited``: the slots of chunks that were dirty before."""
         lost = waited.intersection(victims)
         others = self._probe.idle_slots() - waited
         being_written = sum(tier.residency.num_writing for tier in self._probe.tiers().values())
@@ -37,5 +37,5 @@ class EvictionChecks:
             self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"
 
     def after_step(self) -> None:
-        """Say what was seen."""
+        """Raise the first violation that was seen."""
         demand(not self._broken, WAITING, self._broken)

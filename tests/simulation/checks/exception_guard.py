@@ -1,4 +1,4 @@
-"""The third promise, watched: no exception reaches the engine, and none is swallowed into a log."""
+"""Guard of the third promise: no exception reaches the engine, and none is hidden in a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOGS = "no error is hidden in a log"
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Everything that a stack does on behalf of ``what``.
+    """Run calls of a stack on behalf of ``what``.
 
     Raises:
         Violation: an exception came out of it, or an error was logged. Nothing that tiers do is an error.
@@ -39,7 +39,7 @@ def guarded(what: str) -> Iterator[None]:
 
 
 class _Errors(logging.Handler):
-    """Collects what is logged as an error, and keeps the rest from the terminal."""
+    """Collects errors that are logged, and keeps other records from the terminal."""
 
     def __init__(self) -> None:
         super().__init__()

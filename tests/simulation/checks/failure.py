@@ -1,10 +1,10 @@
-"""What a simulation finds: a broken promise, with its name."""
+"""Violation: a broken promise, with its name."""
 
 from __future__ import annotations
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding; nothing went wrong in this code
-    """Something that must always hold did not.
+    """An invariant does not hold.
 
     Attributes:
         invariant: its name, one of those that docs/explanation/simulation.md lists.
@@ -17,7 +17,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding; nothing went w
 
 
 def demand(condition: object, invariant: str, detail: str) -> None:
-    """Make sure that something holds.
+    """Raise unless a condition holds.
 
     Raises:
         Violation: it does not.

@@ -1,4 +1,4 @@
-"""Looks at every word that passes between engine, stack and tiers, and at the bytes behind it, as it passes."""
+"""Monitor: checks every message between engine, stack and tiers, with its bytes, as it passes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _NOT_TAKEN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE)
 
 @dataclass(slots=True)
 class SlotUse:
-    """Who reads and who writes each slot of the host tier at present."""
+    """Current readers and writers of each slot of the host tier."""
 
     readers: dict[int, set[str]] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
 
     def begin(self, slots: Iterable[int], user: str, *, writes: bool) -> None:
-        """``who`` uses these slots from now on."""
+        """``user`` uses these slots from now on."""
         for slot in slots:
             writer, readers = self.writers.get(slot), self.readers.get(slot)
             demand(writer is None, SLOTS, f"{user} uses slot {slot} while {writer} writes it")
@@ -63,7 +63,7 @@ class SlotUse:
 
 @dataclass(slots=True)
 class LiveJob:
-    """A transfer that workers were reported of, and those that have not reported it yet."""
+    """Transfer that workers were instructed to make, and the workers that have not reported its end."""
 
     job: TransferJob
     left: set[int]
@@ -72,16 +72,16 @@ class LiveJob:
 
 
 class Monitor:
-    """Satisfies :class:`simulation.engine.engine.Monitor`; also hears instructions to tiers.
+    """Observer of the engine's calls, and of the instructions to workers and tiers.
 
     Attributes:
-        residents: per tier what events say is readable there.
+        residents: per tier, the keys that are readable there according to events.
         truth: the right bytes.
-        rotten: slots of the host tier that were damaged on purpose, with what they have held since.
-        offers, deferrals: answers so far.
-        left: numbers of tiers that were detached.
-        not_written: chunks whose slot was bad, for which too much waited, or which a storage had no room for that holds
-            more than the stack was reported of.
+        rotten: slots of the host tier that were damaged on purpose, with their chunks since.
+        offers, deferrals: numbers of answers.
+        left: numbers of detached tiers.
+        not_written: chunks that were not written: their slot was bad, too much waited, or the storage was full of
+            frames that the stack does not know.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Monitor:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def answered(self, sequence: EngineSequence[SimRequest], local: int, answer: int | None) -> None:
-        """A deferral ends within its deadline, and an offer is readable to the byte."""
+        """A deferral ends within its deadline, and every byte of an offer is readable."""
         request_id, now_s = sequence.request.request_id, self._trace.clock()
         self._trace.note("answer", request_id, f"local {local}:", answer)
         if answer is None:
@@ -160,13 +160,13 @@ class Monitor:
             self.check_slot(key, slot, f"offered to {sequence.request.request_id}")
 
     def check_slot(self, key: Key, slot: int, why: str) -> None:
-        """A slot holds the right bytes of its chunk, or was damaged on purpose."""
+        """A slot has the right bytes of its chunk, or was damaged on purpose."""
         found = bytes(self._probe.arena.payload(slot)[: len(self.truth.payloads[key])])
         if not self.truth.is_right(key, found) and self.rotten.get(slot) != self.slot_bytes(slot):
             raise Violation(WRONG_BYTES, f"slot {slot} holds foreign bytes as chunk {key.hex()}, {why}")
 
     def slot_bytes(self, slot: int) -> bytes:
-        """All of a slot."""
+        """Bytes of a whole slot."""
         return bytes(self._probe.arena.slot(slot))
 
     # -- transfers ---------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Monitor:
             self._trace.note("flush", sorted(meta.jobs_to_flush))
 
     def _check_load(self, job: TransferJob, flushed: frozenset[int]) -> None:
-        """A load has jobs one after the other; the last one says so, and what does not come."""
+        """The jobs of a load follow each other; only the last one ends the load and names missing chunks."""
         loading = self._loaded.setdefault(job.request_id, set())
         void = VOID_SLOT in job.slots
         demand(
@@ -204,7 +204,7 @@ class Monitor:
         loading.update(job.block_ids)
 
     def reported(self, worker: int, output: WorkerOutput) -> None:
-        """Jobs end; what they copied is looked at before the stack goes on with it."""
+        """Jobs end; their copies are compared before the stack takes them in."""
         for job_id in output.finished:
             live = self.jobs.get(job_id)
             if live is None or worker not in live.left:
@@ -232,7 +232,7 @@ class Monitor:
             self._stale_loads.setdefault(job.request_id, set()).update(job.block_ids)
 
     def loads_ended(self, report: LoadReport) -> None:
-        """What a reset has overtaken counts for nothing: blocks that were loaded, chunks that were stored."""
+        """Transfers older than a reset do not count: loaded blocks are invalid, stored chunks are dropped."""
         for request_id in report.finished:
             self._loaded.pop(request_id, None)
             stale = self._stale_loads.pop(request_id, set())
@@ -244,11 +244,11 @@ class Monitor:
         self._void.clear()
 
     def aborted(self, request_id: str) -> None:
-        """A request's load goes on without it: nobody reads its blocks."""
+        """The load of an aborted request goes on; its blocks are not read."""
         self._aborted.add(request_id)
 
     def was_reset(self, tiers: Iterable[str]) -> None:
-        """The host tier and these below it were emptied just now."""
+        """The host tier and these lower tiers were emptied."""
         self._stale |= self.jobs.keys()
         for request_id, block_ids in self._loaded.items():  # by jobs that have ended, too
             self._stale_loads.setdefault(request_id, set()).update(block_ids)
@@ -265,7 +265,7 @@ class Monitor:
     # -- tiers -------------------------------------------------------------------------------------------------------
 
     def submitted(self, op: TierOp) -> None:
-        """An instruction goes to a tier."""
+        """An operation is submitted to a tier."""
         self._trace.note(op.verb.value, op.op_id, f"tier {op.tier}:", op.keys, "slots", [ref.slot for ref in op.slots])
         name = self._probe.name_of(op.tier)
         if op.verb is Verb.READ:
@@ -277,7 +277,7 @@ class Monitor:
         self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
 
     def drained(self, completion: list[Completion | TierHealth]) -> None:
-        """A tier answers; what it brought is looked at before the manager hears of it."""
+        """A tier reports completions; bytes that it read are compared before the manager takes them in."""
         for word in completion:
             if isinstance(word, TierHealth):
                 self._trace.note("health", f"tier {word.tier}", word.usable, word.reason)
@@ -322,7 +322,7 @@ class Monitor:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def replay(self, events: Iterable[CacheEvent], indexed: set[str]) -> None:
-        """Take in what the stack says became available or left."""
+        """Take in the stack's cache events."""
         for event in events:
             self._trace.note("event", event.kind.value, event.tier, event.keys)
             residents = self.residents.setdefault(event.tier, set())
@@ -338,7 +338,7 @@ class Monitor:
 
 
 def _slots(job: TransferJob) -> list[int]:
-    """The slots that a job copies from or to."""
+    """Slots that a job copies from or to."""
     return [ref.slot for ref in job.slots if ref != VOID_SLOT]
 
 

@@ -1,4 +1,4 @@
-"""What the simulation looks up inside a stack. The one module that knows private names, so that one has to follow them.
+"""Probe: reads the state inside a stack. The only module of the simulation that uses private names of the core.
 
 Everything else is judged from what a stack says and does: its answers, events, instructions and bytes.
 """
@@ -29,7 +29,7 @@ from tierkv.worker.worker import Worker
 
 
 class Kept(NamedTuple):
-    """A chunk in a tier. used: somebody needs it to stay. lease: of its slot, which may have had the chunk before."""
+    """Chunk in a tier. used: it must not be evicted. lease: generation of its slot, which may have had it before."""
 
     size: int
     used: bool
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
 
 
 class Probe:
-    """Read-only eyes inside one stack, but for :meth:`listen`."""
+    """Read-only view inside one stack, but for :meth:`listen`."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -45,17 +45,17 @@ class Probe:
 
     @property
     def scheduler(self) -> OffloadScheduler:
-        """The scheduler."""
+        """Scheduler of the stack."""
         return self._stack._scheduler
 
     @property
     def manager(self) -> OffloadManager:
-        """The manager."""
+        """Manager of the stack."""
         return self._wiring.manager
 
     @property
     def arena(self) -> HostArena:
-        """The host tier's memory."""
+        """Memory of the host tier."""
         return self._wiring.arena
 
     def listen(
@@ -65,7 +65,7 @@ class Probe:
         handed_out: Callable[[ConnectorMeta], None],
         reported: Callable[[int, WorkerOutput], None],
     ) -> None:
-        """Hear every instruction to a tier or a worker, and every word of theirs before the stack hears it."""
+        """Observe every instruction to a tier or a worker, and every report before the stack receives it."""
         build = self._stack.build_connector_meta
 
         def build_aloud(step: StepOutput) -> ConnectorMeta:
@@ -80,7 +80,7 @@ class Probe:
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of async tiers, if there are any."""
+        """Event loop of async tiers, if there are any."""
         loop = self._wiring.dispatcher._loop
         return None if loop is None else loop[0].loop
 
@@ -92,12 +92,12 @@ class Probe:
         return {key for key in keys if prefix((key,), 0, 1)}
 
     def offered_slots(self, request_id: str) -> dict[Key, int]:
-        """The chunks that are held for a request, each with its slot."""
+        """Chunks that are held for a request, with their slots."""
         granted = self.manager.reservations.granted(request_id)
         return {key: chunk.slot for key, (chunk, _) in granted.items()}
 
     def streamed_keys(self, request_id: str) -> set[Key]:
-        """The chunks of an offer that come while it is loaded."""
+        """Chunks of an offer that are read from below during the load."""
         record = self.scheduler._records[request_id]
         return set(record.lookup.wanted).difference(record.lookup.gathered) if record.lookup.will_stream else set()
 
@@ -107,12 +107,12 @@ class Probe:
         return [(chunk.key, chunk.slot) for chunk in host.slots.visible() if chunk.state.value == "ready"]
 
     def idle_slots(self) -> set[int]:
-        """The slots of readable chunks that nobody holds."""
+        """Slots of readable chunks without a holder."""
         host = self.manager._host
         return {slot for _, slot in self.ready_slots() if host.slots.is_idle(slot)}
 
     def waiting_slots(self) -> set[int]:
-        """The slots of readable chunks that wait for a tier in service, which will take them."""
+        """Slots of readable chunks that wait for a tier in service that will store them."""
         host, now = self.manager._host, self.manager._step.now
         ready = {(slot, host.slots.generation(slot)): key for key, slot in self.ready_slots()}
         return {
@@ -124,11 +124,11 @@ class Probe:
         }
 
     def dirty_pinned(self) -> set[int]:
-        """The slots of chunks that are kept from being evicted because they wait."""
+        """Slots of dirty chunks that are pinned."""
         return set(self.manager._tier_io.admissions.dirty_pins.slots)
 
     def listen_to_evictions(self, evicted: Callable[[set[int], Iterable[int]], None]) -> None:
-        """Hear which slots become free when room is made, and which of all had a chunk then that waits for a tier."""
+        """Observe the slots freed by evictions, with the slots of chunks that were dirty before."""
         host = self.manager._host
         choose = host.evict_for
 
@@ -146,46 +146,46 @@ class Probe:
         return host.room == host.num_slots
 
     def is_swept(self) -> bool:
-        """Whether nothing of before a reset is still on the host tier's account."""
+        """Whether no chunk from before a reset is in the host tier."""
         return not self.manager._host.slots.stale
 
     # -- lower tiers -------------------------------------------------------------------------------------------------
 
     def tiers(self) -> dict[str, LowerTier]:
-        """The lower tiers in service, in order."""
+        """Lower tiers in service, in order."""
         return {tier.name: tier for tier in self.manager.tiers}
 
     def name_of(self, index: int) -> str:
-        """Of the tier of that number, also of one that was detached."""
+        """Name of the tier of that number, also of a detached one."""
         return self._wiring.changes.names[index]
 
     def served(self) -> list[str]:
-        """Names of all tiers that dispatch has to do with, also of those that are leaving."""
+        """Names of all tiers of the dispatcher, also of those that are leaving."""
         return [self.name_of(index) for index in self._wiring.dispatcher._tier_states]
 
     def attach(self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float) -> TierChange:
-        """As ``stack.tiers.attach``, which waits longer than is of use in a simulation."""
+        """Attach a tier as ``stack.tiers.attach`` does, with a time limit of the simulation."""
         return self._wiring.changes.attach(table, before, scan_timeout_s)
 
     def resident(self, tier: str) -> set[Key]:
-        """What a tier with an index is thought to hold, and answers."""
+        """Chunks in the index of a tier."""
         table = self.tiers()[tier]
         return set() if table.phase.emptying else set(table.residency)
 
     def is_known(self, tier: str, key: Key) -> bool:
-        """Whether a tier with an index would be asked for ``key``."""
+        """Whether a tier with an index would be read for ``key``."""
         return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
 
     def leaving(self, tier: str) -> set[Key]:
-        """What is being deleted from a tier."""
+        """Chunks being deleted from a tier."""
         return set(self.tiers()[tier].residency.deleting())
 
     def waiting_writes(self, tier: str) -> int:
-        """Chunks that wait to be written to a tier."""
+        """Number of chunks that wait to be written to a tier."""
         return len(self.tiers()[tier].write_queue)
 
     def evictable(self, tier: str) -> dict[Key, Kept]:
-        """The chunks that a tier's policy knows."""
+        """Chunks that a tier's policy may evict."""
         if tier == HOST:
             host, size = self.manager._host, self.arena.slot_bytes
             ready = [chunk for chunk in host.slots.visible() if chunk.state.value == "ready"]
@@ -194,17 +194,17 @@ class Probe:
         return {key: Kept(size, used) for key, size, used in self.tiers()[tier].residency.listed()}
 
     def tenant_usage(self) -> dict[str, dict[str, int]]:
-        """See :meth:`Stack.tiers.usage`."""
+        """Bytes by tenant, in each tier with quotas."""
         return self._stack.tiers.usage()
 
     # -- the whole stack ---------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """See :meth:`Stack.events.take`."""
+        """Cache events since the last call."""
         return self._stack.events.take()
 
     def has_pending_work(self) -> bool:
-        """See :meth:`Stack.has_pending_work`."""
+        """Whether the engine must go on stepping."""
         return self._stack.has_pending_work()
 
     def pending_io(self) -> int:
@@ -216,7 +216,7 @@ class Probe:
         return sum(pending.op.tier == tier for pending in self.manager._tier_io.in_flight)
 
     def trials(self) -> int:
-        """Trials under way, of tiers that were left alone."""
+        """Trials in flight, of unusable tiers."""
         return self._wiring.dispatcher._trials
 
     def undrained(self) -> int:
@@ -226,7 +226,7 @@ class Probe:
     # -- leftovers ---------------------------------------------------------------------------------------------------
 
     def leftovers(self) -> dict[str, Any]:
-        """Everything that must be empty when nothing is going on, and is not."""
+        """Everything that must be empty at rest, and is not."""
         scheduler, manager = self.scheduler, self.manager
         things: dict[str, Any] = {
             "requests": list(scheduler._records),
@@ -269,7 +269,7 @@ def _observed(get_finished: Callable[[], WorkerOutput], reported: Callable[[Work
 
 
 class _Tap:
-    """A dispatcher with listeners on both sides."""
+    """Dispatcher with listeners on both sides."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Whether tenants keep within their quotas: at every step as far as it can be asked for, and exactly at rest."""
+"""Check of quotas: at every step as far as chunks can be evicted, and exactly at rest."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ QUOTAS = "a tenant keeps within its quota"
 
 
 class QuotaChecks:
-    """Looks at the tiers of one process that have quotas."""
+    """Quotas in the tiers of one process."""
 
     def __init__(self, setup: RunSpec, probe: Probe) -> None:
         self._probe = probe
         tables: dict[str, Mapping[str, Any]] = {HOST: setup.host, **{tier.name: tier.options for tier in setup.tiers}}
         self._tables = {name: table for name, table in tables.items() if has_quotas(table)}
-        self._tells_apart = not setup.features.tenants  # else several may share a quota: nobody can be held to one
+        self._tells_apart = not setup.features.tenants  # otherwise several may share a quota, and none can be checked
         self._seen: dict[str, dict[Key, Kept]] = {}
 
     def forget(self, name: str) -> None:
-        """A tier was attached: whatever is there is new."""
+        """A tier was attached: all of its chunks are new."""
         self._seen.pop(name, None)
 
     @property
@@ -36,7 +36,7 @@ class QuotaChecks:
         return [name for name in self._tables if name in tiers]
 
     def after_step(self) -> None:
-        """Who had too much when the step began has lost what nobody used then. What has come since may be too much."""
+        """A tenant above its quota when the step began has lost its unused chunks; newer ones may exceed the quota."""
         reported = self._probe.tenant_usage()
         for name in self._in_service:
             before, now = self._seen.get(name, {}), self._probe.evictable(name)
@@ -51,14 +51,14 @@ class QuotaChecks:
         stayed = {key: kept.size for key, kept in now.items() if key in before and before[key].lease == kept.lease}
         idle = _by_tenant({key: size for key, size in stayed.items() if not before[key].used})
         # Chosen to leave, and wanted again before it was written: it stays, and another one leaves in the next step.
-        # Where all that nobody used are wanted again, there is no other.
+        # Where all unused chunks are needed again, none can be evicted.
         came_back = _by_tenant({key: size for key, size in stayed.items() if now[key].used and not before[key].used})
         for tenant, over in self._over(name, _by_tenant(stayed)).items():
             if idle[tenant] > came_back[tenant] and over > came_back[tenant]:
                 raise Violation(QUOTAS, f"{tenant.hex() or 'nobody'} keeps {over} bytes too many in {name}")
 
     def over(self) -> dict[str, dict[str, int]]:
-        """Bytes beyond their quotas, by tier and tenant. Nobody has any for long."""
+        """Bytes above quotas, by tier and tenant; at rest there are none."""
         found = {}
         for name in self._in_service if self._tells_apart else ():
             used = _by_tenant({key: kept.size for key, kept in self._probe.evictable(name).items()})
@@ -66,7 +66,7 @@ class QuotaChecks:
         return {name: over for name, over in found.items() if over}
 
     def check_frames(self, name: str, sizes: Mapping[Key, int]) -> None:
-        """Nothing goes on: what lies in a tier, chunk by chunk, is within every quota."""
+        """At rest, the chunks of a tier are within every quota."""
         if name in self._tables and self._tells_apart:
             over = self._over(name, _by_tenant(sizes))
             demand(not over, QUOTAS, f"in {name} lies too much of {[tenant.hex() or 'nobody' for tenant in over]}")

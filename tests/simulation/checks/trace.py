@@ -1,4 +1,4 @@
-"""What happened lately: a bounded ring of short notes, written cheaply and reported when something went wrong."""
+"""Trace: a bounded ring of short notes, reported with a violation, and a digest of all notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTES_MAX = 120
 
 
 class Trace:
-    """Notes with their step and simulated time. ``step`` is set by who counts them."""
+    """Notes with their step and simulated time. The world sets ``step``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -21,7 +21,7 @@ class Trace:
         self._hash = hashlib.blake2b(digest_size=8)
 
     def note(self, what: str, *details: Any) -> None:
-        """Remember something. Details are turned into text at once: they may change later."""
+        """Add a note. Details are turned into text at once: they may change later."""
         now_s = self.clock()
         words = tuple(_show(detail) for detail in details)
         self._notes.append((self.step, now_s, what, words))
@@ -30,11 +30,11 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Stands for everything ever noted: equal runs have equal ones."""
+        """Digest of all notes: equal runs have equal ones."""
         return self._hash.hexdigest()
 
     def lines(self) -> list[str]:
-        """The ring as text, oldest first."""
+        """Notes of the ring as text, oldest first."""
         return [f"step {step:4d}  {now:9.4f} s  {what} {' '.join(words)}" for step, now, what, words in self._notes]
 
 

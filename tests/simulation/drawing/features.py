@@ -1,4 +1,4 @@
-"""What a seed draws beside engine and tiers: users and their quotas, eviction policies, codecs."""
+"""Draws of features: users and their quotas, eviction policies, codecs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.plugins.loading import load_plugins
 from tierkv.types.keys import Tenant, tenant_of_salt
 
 SLOT_BYTES = 8192
-"""A header page and a page of payload: what every chunk takes here, so that tiers can be counted in chunks."""
+"""Bytes of a header page and a page of payload: the size of every chunk, so that capacities count chunks."""
 
 ENCRYPTED = "aes-256-gcm"
 KEY_ENV = "TIERKV_SIMULATION_KEY"
@@ -28,14 +28,14 @@ CODECS: tuple[str | dict[str, Any], ...] = (
     "none", "none", "none", "zstd",
     {"name": ENCRYPTED, "key_env": KEY_ENV}, {"name": ENCRYPTED, "key_env": KEY_ENV, "inner": "zstd"},
 )  # fmt: skip
-"""Exact ones: of what a lossy one gives back nobody could say whether it is right."""
+"""Exact codecs only: the bytes of a lossy one cannot be compared."""
 
 USERS = (ANONYMOUS, User("a"), User("b"), User("c"), User("a", "adapter"), User(None, "adapter"))
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """users: who asks. quotas: whether tiers have some, and they can be held to them. blind: see :class:`Scenario`.
+    """users: users of the engine. quotas: whether tiers have quotas that are checked. blind: as in :class:`Scenario`.
 
     host, tenants: more for these tables of the stack's description.
     """
@@ -47,19 +47,19 @@ class Features:
     tenants: Mapping[str, Any]
 
     def describe(self) -> str:
-        """In a few words."""
+        """Text of a few words."""
         return f"{len(self.users)} users{' with quotas' if self.quotas else ''}"
 
 
 def policies() -> list[str]:
-    """The eviction policies that come with tierkv."""
+    """Names of the built-in eviction policies."""
     return sorted(load_plugins([], entry_points=lambda **_: ()).policies)
 
 
 def draw_features(rng: Random, plan: Scenario, host_slots: int) -> Features:
-    """What a seed chooses."""
+    """Draw the features of a seed."""
     policy = rng.choice(("lru", rng.choice(policies())))
-    tracked_max = rng.choice((None, None, None, None, 1, 2))  # None: all; else several share a quota
+    tracked_max = rng.choice((None, None, None, None, 1, 2))  # None: all; otherwise several share a quota
     blind = rng.random() < plan.blind
     users = rng.sample(USERS, rng.randint(2, len(USERS)))
     if rng.random() >= plan.tenants:
@@ -74,7 +74,7 @@ def draw_features(rng: Random, plan: Scenario, host_slots: int) -> Features:
 
 
 def draw_tier_features(rng: Random, features: Features, capacity_bytes: int | None) -> dict[str, Any]:
-    """More keys for the table of a lower tier."""
+    """Draw further keys for the table of a lower tier."""
     codec = rng.choice(CODECS)
     policy = rng.choice(("lru", rng.choice(policies())))
     quotas = {} if capacity_bytes is None or not features.quotas else _draw_quotas(rng, capacity_bytes)
@@ -91,20 +91,20 @@ def _draw_quotas(rng: Random, capacity_bytes: int) -> dict[str, Any]:
 
 
 def quota_of(table: Mapping[str, Any], tenant: Tenant) -> int | None:
-    """What a tier's table says that a tenant may fill; None: it says nothing."""
+    """Quota of a tenant in a tier's table; None: no quota."""
     named = {tenant_of_salt(salt or None): quota for salt, quota in table.get("tenant_quotas", {}).items()}
     found: int | None = named.get(tenant, table.get("tenant_quota"))
     return found
 
 
 def has_quotas(table: Mapping[str, Any]) -> bool:
-    """Whether a tier keeps tenants within quotas."""
+    """Whether a tier has quotas."""
     return table.get("tenant_quota") is not None or bool(table.get("tenant_quotas"))
 
 
 @contextmanager
 def key_at_hand() -> Iterator[None]:
-    """While it lasts, an encrypted tier can be opened."""
+    """Set the key in the environment, so that an encrypted tier can be opened."""
     before = os.environ.get(KEY_ENV)
     os.environ[KEY_ENV] = _KEY
     try:

@@ -1,4 +1,4 @@
-"""What one run is made of: an engine, a stack and its faults, all drawn from one seed."""
+"""Spec of one run: an engine, a stack and the faults of its tiers, all drawn from one seed."""
 
 from __future__ import annotations
 

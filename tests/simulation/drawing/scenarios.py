@@ -1,4 +1,4 @@
-"""Kinds of days: what a run stresses. A seed chooses one; ``--scenario`` names one."""
+"""Scenarios: kinds of days, each stressing one aspect. A seed chooses one; ``--scenario`` names one."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ _STEADY = (0.0002, 0.001, 0.005, 0.02, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Chances are per engine step.
+    """Weights of a kind of day. Rates are probabilities per engine step; shares are of the runs or of the requests.
 
-    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long spells
-    last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks as a
-    share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
-    that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
-    the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
-    paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of the calls, how many
-    take long although nothing is wrong. disk_share: frames that a bounded tier takes, as multiples of the host tier's
-    slots. writes: write policies to choose from. back: of the requests, how many go on with an earlier one. crowd: of
-    the bursts, how many ask for the same prefix. others: another engine writes to shared tiers. idle: nothing happens
-    for seconds. shy: the engine leaves an offer unused. lazy, caching: of the seeds, how many store what the engine is
-    about to reuse, and how many find computed blocks in the GPU again. tenants: of the seeds, how many have several
-    users and quotas. blind: of the engines that may, how many have hashes that do not tell users apart. reset_all: of
-    the resets, how many are to empty all tiers. changes: somebody attaches or detaches a tier.
+    - ``tiers``: kinds of lower tiers to choose from; ``menu``: their faults; ``writes``: write policies.
+    - ``healthy_s``, ``faulty_s``: average durations of spells; ``paces``: usual durations of a call, one per tier;
+      ``tail``: share of calls that take long without a fault.
+    - ``host_slots``, ``prompt_share``, ``gpu_share``, ``disk_share``: ranges of sizes. Prompts are a share of the host
+      tier, GPU blocks a share of the longest request's, disks a multiple of the host tier.
+    - ``families``: number of unrelated prefixes; ``burst_max``: requests that arrive at once; ``back``: share that
+      continues an earlier request; ``crowd``: share of bursts for one prefix; ``idle``: rate of seconds without events.
+    - ``kill``, ``close``: rates of a death, or close, of the process; ``new_weights``: share with
+      other weights then; ``changes``: rate of attached and detached tiers; ``reset_all``: share of resets of all tiers.
+    - ``rot``, ``lose``, ``others``: rates of damaged slots or frames, of lost frames, and of other engines' writes.
+    - ``refuses_first``: rate of unused offers; ``lazy``, ``caching``: shares of runs with lazy stores, and with prefix
+      caching; ``tenants``: share with several users and quotas; ``blind``: share with hashes that are equal for users.
     """
 
     name: str
@@ -83,7 +82,7 @@ class Scenario:
 def _scenarios() -> list[Scenario]:
     rows = _STACKS[1:]
     return [
-        Scenario("calm", "Nothing goes wrong, nobody is in a hurry.", kill=0.0, rot=0.0, lose=0.0),
+        Scenario("calm", "No faults, and no hurry.", kill=0.0, rot=0.0, lose=0.0),
         Scenario("mixed", "A bit of everything.", menu=_ALL),
         Scenario("storm", "Everything goes wrong all the time.", rows, _ALL, healthy_s=0.5, faulty_s=1.0),
         Scenario(
@@ -147,4 +146,4 @@ def _scenarios() -> list[Scenario]:
 
 
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
-"""By name."""
+"""Scenarios by name."""

@@ -1,4 +1,4 @@
-"""Who asks what, and when: arrivals with shared prefixes, returning conversations, and an engine's behaviour."""
+"""Workload: arrivals with shared prefixes, continued conversations, and the engine's behaviour."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simulation.engine.engine import EngineBehaviour
 from simulation.engine.expected_bytes import SimRequest, User
 
 Prompt = tuple[list[int], User]
-"""Tokens, and who asks."""
+"""Tokens and user."""
 
 Arrival = tuple[list[int], User, int, dict[str, object] | None]
-"""Prompt tokens, who asks, tokens to generate, and what the user attached."""
+"""Prompt tokens, user, tokens to generate, and parameters of the user."""
 
 OTHER_USER_SHARE = 0.3
-"""Of those who go on with an earlier request, so many are somebody else, who must get nothing of it."""
+"""Share of continued requests with another user, who must get none of the chunks."""
 
 WAITING_MAX = 10
 NEW_TOKENS = (1, 1, 1, 2, 10)
@@ -30,11 +30,11 @@ PARAMS: tuple[dict[str, object] | None, ...] = (
     {"tierkv": {"priority": 7, "retain": True, "session": "s", "continues": "yes"}}, {"tierkv": {"closed": True}},
     {"tierkv": {"ttl_s": "long", "priority": 7.5, "unheard": "of"}}, {"tierkv": "nonsense"},
 )  # fmt: skip
-"""What users attach; not all of it makes sense."""
+"""Parameters of users; some are invalid."""
 
 
 class Workload:
-    """Draws everything that users and the engine do.
+    """Draws of the users' and the engine's actions.
 
     Attributes:
         done: requests that came to their end.
@@ -54,13 +54,13 @@ class Workload:
         self._unique = 100_000
 
     def pause_s(self) -> float:
-        """Time until the next engine step."""
+        """Seconds until the next engine step."""
         if self._rng.random() < self._plan.idle:
             return self._rng.uniform(0.5, 4.0)
         return self._rng.choice((0.001, 0.01, 0.01, 0.03, 0.1))
 
     def arrivals(self, waiting: int) -> list[Arrival]:
-        """Requests that come now."""
+        """Draw the requests that arrive now."""
         rng, plan = self._rng, self._plan
         count = rng.randint(1, plan.burst_max) if rng.random() < plan.arrive else 0
         prompts = [self._again.popleft() for _ in range(len(self._again))]
@@ -73,14 +73,14 @@ class Workload:
         return [(tokens, user, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for tokens, user in prompts]
 
     def _beginning(self) -> Prompt:
-        """Somebody goes on with an earlier request, or begins as many do."""
+        """Draw the beginning of a prompt: an earlier request, or a shared prefix."""
         if self._conversations and self._rng.random() < self._plan.back:
             tokens, user = self._rng.choice(self._conversations)
             return tokens, self.random_user() if self._rng.random() < OTHER_USER_SHARE else user
         return self.prefix(), self.random_user()
 
     def random_user(self) -> User:
-        """One of those who use the engine."""
+        """Draw a user."""
         return self._rng.choice(self._setup.users)
 
     def _grown(self, beginning: Prompt) -> Prompt:
@@ -88,7 +88,7 @@ class Workload:
         return [*tokens, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max], user
 
     def prefix(self) -> list[int]:
-        """The beginning of one of the prompts that many share."""
+        """Draw a prefix of one of the shared prompts."""
         family = self._rng.choice(self._families)
         length = self._rng.choice((len(family), len(family), self._rng.randint(1, len(family))))
         return family[:length]
@@ -98,16 +98,16 @@ class Workload:
         return list(range(self._unique, self._unique + count))
 
     def finished(self, request: SimRequest) -> None:
-        """Its user may go on with it."""
+        """Note a finished request, which its user may continue."""
         self.done += 1
         self._conversations.append((list(request.tokens), request.user))
 
     def resubmit(self, request: SimRequest) -> None:
-        """The process died under it: its user tries again."""
+        """Submit a request again, because its process died."""
         self._again.append((request.tokens[: request.num_prompt_tokens], request.user))
 
     def behaviour(self) -> EngineBehaviour:
-        """What the engine feels like now."""
+        """Draw the engine's behaviour in the next step."""
         rng, workers = self._rng, self._setup.engine.num_workers
         return EngineBehaviour(
             asks=rng.choice((0, 1, 100, 100, 100, 100, 100, 100)),
@@ -120,5 +120,5 @@ class Workload:
         )
 
     def calm_behaviour(self) -> EngineBehaviour:
-        """A sensible engine."""
+        """Behaviour of an engine without refusals or preemptions."""
         return EngineBehaviour(filling=self._rng.randrange(256))

@@ -23,7 +23,7 @@ PROTOCOL = "engine protocol"
 
 @dataclass(frozen=True, slots=True)
 class EngineBehaviour:
-    """What an engine does in one step, beside its duties."""
+    """Behaviour of an engine in one step."""
 
     asks: int = 100
     """Number of waiting requests that it considers."""
@@ -34,7 +34,7 @@ class EngineBehaviour:
     forward_s: float = 0.0
     """Duration of the forward pass in seconds; half of it before the engine writes."""
     refuses_first: bool = False
-    """Whether it leaves the first offer unused."""
+    """Whether it refuses the first offer."""
     filling: int = 0xDD
     """Byte that new owners of blocks write first."""
     silent: frozenset[int] = frozenset()
@@ -124,14 +124,14 @@ class EngineObserver(Protocol[R]):
 
 
 class BatchingEngine(Generic[R]):
-    """Drives ``stack`` with ``workers``; ``watch`` observes every answer.
+    """Drives ``stack`` with ``workers``; ``monitor`` observes every answer.
 
     Args:
         setup: fixed properties.
         stack: what it drives.
         workers: one per rank.
         memory: the KV memory, with the right bytes.
-        watch: the observer.
+        monitor: the observer.
         pass_time: called with the seconds that a forward pass takes.
 
     Attributes:
@@ -228,7 +228,7 @@ class BatchingEngine(Generic[R]):
         self.take_reports(behaviour.silent)
 
     def take_reports(self, silent: Collection[int] = ()) -> None:
-        """Hand the workers' reports to the stack, and its answer to the requests. Ranks in ``silent`` say nothing."""
+        """Pass the workers' reports to the stack, and its answer to the requests. Ranks in ``silent`` report later."""
         reporting = [worker for rank, worker in enumerate(self.workers) if rank not in silent]
         output = WorkerOutput.aggregate([worker.get_finished() for worker in reporting])
         report = self._stack.update_connector_output(output)
@@ -293,7 +293,7 @@ class BatchingEngine(Generic[R]):
                 budget -= count
 
     def _accepted(self, local: int, external: int, share: float) -> int:
-        """A part of an offer. Where there are windows, nothing: a shorter part would need an earlier window."""
+        """Part of an offer; 0 where there are windows: a shorter part would need an earlier window."""
         align = self.tables.align_tokens
         return 0 if self._windows else max(0, int(local + external * share) // align * align - local)
 
@@ -335,18 +335,18 @@ class BatchingEngine(Generic[R]):
         self.finished.append(request)
 
     def _finish(self, sequence: EngineSequence[R]) -> None:
-        """The request is over; its blocks are free at once, or when the stack says that its stores have ended."""
+        """End a request; its blocks are free at once, or when the stack reports the end of its stores."""
         self.done += 1
         hold, _ = self._stack.request_finished(sequence.request, sequence.tables)
         if hold:
-            demand(self._setup.engine.capabilities.delays_free_blocks, PROTOCOL, "blocks shall be held")
+            demand(self._setup.engine.capabilities.delays_free_blocks, PROTOCOL, "blocks must be held")
             self.held[sequence.request.request_id] = sequence
         else:
             self.tables.free(sequence)
 
     def _end_loads(self, report: LoadReport) -> None:
         for request_id in sorted(report.finished_sending):
-            demand(request_id in self.held, PROTOCOL, f"{request_id} is said to have sent, nobody waits for that")
+            demand(request_id in self.held, PROTOCOL, f"{request_id} is reported as sent, and was not held")
             self.tables.free(self.held.pop(request_id))
         for request_id in sorted(report.finished):
             orphan = self.orphans.pop(request_id, None)

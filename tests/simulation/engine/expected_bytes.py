@@ -1,6 +1,6 @@
-"""What the bytes of a run must be: a pure function of the tokens before them, the group, the worker and the weights.
+"""Right bytes of a run: a pure function of the previous tokens, the group, the worker and the weights.
 
-So anybody can say of any piece of KV memory whether it is right, and nothing has to be remembered but tokens.
+So any piece of KV memory can be checked, and only tokens are kept.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TOKEN_BYTES = 4
 """KV bytes of one token in one tensor of one worker."""
 
 PARTS_MAX = 64 // TOKEN_BYTES
-"""Tensors of all workers together: what one digest yields."""
+"""Largest number of tensors of all workers together: the size of one digest."""
 
 
 class User(NamedTuple):
-    """Whose request it is, and which adapter computes it. Others' bytes for the same tokens are other bytes."""
+    """User of a request, with adapter. Other users' bytes for the same tokens are other bytes."""
 
     cache_salt: str | None = None
     lora_name: str | None = None
@@ -30,7 +30,7 @@ ANONYMOUS = User()
 
 
 class SimRequest:
-    """A request; satisfies :class:`tierkv.types.engine.Request`.
+    """Request; satisfies :class:`tierkv.types.engine.Request`.
 
     Args:
         scoped_hashes: the engine's hashes tell apart who asks. If not, tierkv must.
@@ -83,7 +83,7 @@ class SimRequest:
                 self.block_hashes.append(self._last_hash)
 
     def next_token(self) -> int:
-        """What the model says next: the same for the same tokens."""
+        """Token that the model generates next; equal for equal tokens."""
         return self.chain[-1][0] % 5
 
 
@@ -92,13 +92,13 @@ def _next_link(link: bytes, token: int) -> bytes:
 
 
 def _without_front(payload: bytes, parts: int, missing: int) -> bytes:
-    """A payload whose parts lack so many bytes at their front."""
+    """Payload whose parts lack their first ``missing`` bytes."""
     size = len(payload) // parts
     return b"".join(bytes(missing) + payload[i * size + missing : (i + 1) * size] for i in range(parts))
 
 
 class Truth:
-    """The right bytes.
+    """Right bytes of all requests of a run.
 
     Args:
         geometry: sizes.
@@ -125,7 +125,7 @@ class Truth:
         return digest
 
     def keys(self, request: SimRequest, group: int) -> list[Key]:
-        """The keys of a request's whole chunks."""
+        """Keys of a request's whole chunks."""
         per_chunk = self.geometry.groups[group].hashes_per_chunk
         hashes = request.block_hashes[per_chunk - 1 :: per_chunk]
         return [make_key(block_hash, group, request.scope) for block_hash in hashes]
@@ -147,7 +147,7 @@ class Truth:
         return any(_without_front(right, parts, skip * block_bytes) == found for skip in range(1, blocks))
 
     def learn(self, request: SimRequest) -> None:
-        """Take in the payloads of all chunks that a request has by now."""
+        """Compute the payloads of all whole chunks of a request."""
         for group in self.geometry.groups:
             tensors = len(group.page_bytes)
             for i, key in enumerate(self.keys(request, group.index)):

@@ -1,4 +1,4 @@
-"""The simulated engine's KV memory: real bytes in numpy arrays, checked against the truth before they are used."""
+"""KV memory of the simulated engine: real bytes in numpy arrays, compared before they are used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tierkv.types.geometry import cdiv
 Bytes = npt.NDArray[np.uint8]
 
 WRONG_BYTES = "never wrong bytes"
-"""The first promise."""
+"""Name of the first promise."""
 
 ENGINE = "the simulated engine does its part"
 
 
 class KvMemory:
-    """Per worker and group its tensors ``[num_blocks, page_bytes]``. Groups share block ids, not memory."""
+    """Tensors ``[num_blocks, page_bytes]`` per worker and group. Groups share block ids, not memory."""
 
     def __init__(self, spec: EngineSpec, truth: Truth, num_blocks: int) -> None:
         self._truth = truth
@@ -36,7 +36,7 @@ class KvMemory:
         ]
 
     def caches(self, worker: int) -> list[list[Bytes]]:
-        """What a worker registers."""
+        """Tensors that a worker registers."""
         return self._tensors[worker]
 
     def learn(self, request: SimRequest) -> None:
@@ -44,7 +44,7 @@ class KvMemory:
         self._truth.learn(request)
 
     def garble(self, group: int, block_ids: Iterable[int], filling: int) -> None:
-        """These blocks have a new owner, who writes into them: nothing of what was there stays."""
+        """Overwrite blocks that have a new owner, so that no previous byte is left."""
         for block_id in block_ids:
             for tensor in self._parts[group]:
                 tensor[block_id] = filling

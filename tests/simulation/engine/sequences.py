@@ -1,7 +1,7 @@
-"""Requests in the simulated engine and the blocks that they hold.
+"""Sequences: requests in an engine, and the blocks that they hold.
 
-A group with a window keeps the blocks that its next token attends to; before them its table has the null block. What a
-window has left is freed when the next step is scheduled, and may be handed out anew in that very step.
+A group with a window keeps the blocks that its next token attends to; before them its table has the null block. Blocks
+that a window has passed are freed when the next step is scheduled, and may be handed out again in that step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EngineSequence(Generic[R]):
 
 
 def first_attended(group: GroupSpec, position: int) -> int:
-    """The first token that the one at ``position`` attends to, as models define it; of a state, the one before it."""
+    """First token that the one at ``position`` attends to; of a state space group, the one before it."""
     match group.kind:
         case GroupKind.FULL_ATTENTION:
             return 0
@@ -96,7 +96,7 @@ class TableKeeper(Generic[R]):
         self._hash_block_tokens = setup.engine.hash_block_tokens
 
     def local_prefix(self, request: R) -> tuple[list[list[int]], int]:
-        """Blocks that the GPU still has, and the tokens after which a request can go on with them.
+        """Find the blocks of the longest cached prefix that can be continued, and its tokens.
 
         At least one token is computed. Nothing is taken.
         """
@@ -127,7 +127,7 @@ class TableKeeper(Generic[R]):
         return request.block_hashes[per_block * (index + 1) - 1]
 
     def open(self, sequence: EngineSequence[R], prefix: list[list[int]], start: int, tokens: int) -> bool:
-        """Blocks for ``tokens`` tokens, for a sequence that will go on from ``start``; False if there are too few.
+        """Take blocks for ``tokens`` tokens, for a sequence that continues from ``start``; False if there are too few.
 
         Those behind the prefix that was found, up to ``start``, will be filled by a load.
         """
@@ -145,7 +145,7 @@ class TableKeeper(Generic[R]):
         return True
 
     def extend(self, sequence: EngineSequence[R], tokens: int) -> bool:
-        """More blocks, up to ``tokens`` tokens; False if there are too few, and then nothing is taken."""
+        """Take blocks up to ``tokens`` tokens; False, and nothing is taken, if there are too few."""
         needs = [cdiv(tokens, spec.block_tokens) for spec in self.groups]
         missing = [max(0, need - len(table)) for need, table in zip(needs, sequence.tables, strict=True)]
         if sum(missing) > self.pool.num_free:
@@ -157,7 +157,7 @@ class TableKeeper(Generic[R]):
         return True
 
     def leave_behind(self, sequence: EngineSequence[R]) -> None:
-        """Free what windows have left, now that the next token is about to be computed."""
+        """Free the blocks that windows have passed, before the next token is computed."""
         for group, table in enumerate(sequence.tables):
             for i in range(min(self._first_block(group, sequence.computed), len(table))):
                 self.pool.release([self.pool[table[i]]])
@@ -177,7 +177,7 @@ class TableKeeper(Generic[R]):
         sequence.tables, sequence.reported, sequence.fresh = [], [], []
 
     def register(self, sequence: EngineSequence[R], tokens: int) -> None:
-        """Whole blocks within ``tokens`` may be found by others."""
+        """Make whole blocks within ``tokens`` findable for other sequences."""
         for group, table in enumerate(sequence.tables):
             for i in range(tokens // self.groups[group].block_tokens):
                 block, block_hash = self.pool[table[i]], self._block_hash(sequence.request, group, i)
@@ -185,19 +185,19 @@ class TableKeeper(Generic[R]):
                     self.pool.register(block, block_hash, group)
 
     def views(self, sequence: EngineSequence[R]) -> list[list[Block]]:
-        """The tables as tierkv sees them."""
+        """Block tables as tierkv reads them."""
         return [self._blocks(table) for table in sequence.tables]
 
     def _blocks(self, table: Iterable[int]) -> list[Block]:
         return [self.pool[block_id] for block_id in table]
 
     def usable_tokens(self, sequence: EngineSequence[R], tokens: int, invalid: Collection[int]) -> int:
-        """After how many of its first ``tokens`` a sequence can go on, if some of its blocks are invalid."""
+        """Number of its first ``tokens`` after which a sequence can continue, if some of its blocks are invalid."""
         ends = [tokens, *(end for end in range(tokens - 1, -1, -1) if self._has_states(end))]
         return next(end for end in ends if self._is_usable(sequence, end, invalid))
 
     def _has_states(self, tokens: int) -> bool:
-        """Whether every state space group can go on there: a block has the state after its last token only."""
+        """Whether every state space group can continue there: a block has the state after its last token only."""
         return not any(group.kind is GroupKind.SSM and tokens % group.block_tokens for group in self.groups)
 
     def _is_usable(self, sequence: EngineSequence[R], tokens: int, invalid: Collection[int]) -> bool:

@@ -1,4 +1,4 @@
-"""The plugins that put a storage under a real tier: a blocking backend, and an async one."""
+"""Plugins that put a storage under a real tier: a blocking backend, and an async one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tierkv.plugins.registry import PluginRegistry
 from tierkv.types.keys import Key
 
 HANG_POLL_S = 0.05
-"""How often an async call that hangs looks whether it still does."""
+"""Seconds between two looks of a hanging async call at the fault."""
 
 
 class ThreadBackend:
-    """A blocking backend. How long its calls take is the executor's business; they take effect at their end."""
+    """Blocking backend. The executor decides the duration of calls; they take effect at their end."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -38,40 +38,39 @@ class ThreadBackend:
 
     @property
     def storage(self) -> Storage:
-        """Where a call that ends now takes effect. One that ends after the backend was closed finds it shut."""
+        """Storage for a call that ends now; a call that ends after the close of the backend gets an error."""
         self._opening.check()
         return self._storage
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Report the presence of each key."""
         return self.storage.contains(keys)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Read frames."""
         return self.storage.read_into(requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Write frames."""
         return self.storage.write(requests)
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Delete frames."""
         return self.storage.delete(keys)
 
     def scan(self) -> Iterable[Entry]:
-        """See :class:`tierkv.abc.SupportsScan`."""
+        """List all frames."""
         return self.storage.scan()
 
     def close(self) -> None:
-        """See :class:`tierkv.abc.Backend`."""
+        """Close the storage."""
         self._storage.close(self._opening)
 
 
 class LoopBackend:
-    """An async backend: calls take their time on the loop, and reads arrive in two parts.
+    """Async backend: calls take time on the loop, and reads fill the buffer in two parts.
 
-    The word of what was written or deleted takes as long again: in which order things happen, and in which one hears of
-    it, are two orders.
+    The reply to a write or a deletion takes as long again, so effects and replies may have different orders.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -80,17 +79,17 @@ class LoopBackend:
 
     @property
     def storage(self) -> Storage:
-        """See :class:`ThreadBackend`."""
+        """Storage for a call that takes effect now, as of :class:`ThreadBackend`."""
         self._opening.check()
         return self._storage
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
-        """See :class:`tierkv.abc.AsyncBackend`."""
+        """Report the presence of each key, after some time."""
         await self._travel()
         return self.storage.contains(keys)
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """See :class:`tierkv.abc.AsyncBackend`."""
+        """Read frames, each in two parts."""
         await self._travel()
         for request in requests:
             frame = self.storage.frames.get(request.key, b"")
@@ -100,7 +99,7 @@ class LoopBackend:
         return self.storage.read_into(requests)
 
     async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """See :class:`tierkv.abc.AsyncBackend`."""
+        """Write frames; the reply takes time as well."""
         call = object()
         self.storage.under_way[call] = requests
         try:
@@ -112,7 +111,7 @@ class LoopBackend:
             self._storage.under_way.pop(call, None)
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """See :class:`tierkv.abc.AsyncBackend`."""
+        """Delete frames; the reply takes time as well."""
         call = object()
         self.storage.deletes_under_way[call] = keys
         try:
@@ -124,11 +123,11 @@ class LoopBackend:
             self._storage.deletes_under_way.pop(call, None)
 
     def scan(self) -> Iterable[Entry]:
-        """See :class:`tierkv.abc.SupportsScan`."""
+        """List all frames."""
         return self.storage.scan()
 
     async def close(self) -> None:
-        """See :class:`tierkv.abc.AsyncBackend`."""
+        """Close the storage."""
         self._storage.close(self._opening)
 
     async def _travel(self) -> None:
@@ -141,11 +140,11 @@ class LoopBackend:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """These backends need no option: they are handed their storage."""
+    """No options: each plugin has its storage."""
 
 
 def plugin_of(name: str, capabilities: Capabilities, storage: Storage, *, asynchronous: bool) -> BackendPlugin:
-    """A kind of tier that has one storage alone."""
+    """Backend plugin of one storage."""
 
     def open_backend(_context: BackendContext, _options: object) -> Backend | AsyncBackend:
         return LoopBackend(storage) if asynchronous else ThreadBackend(storage)
@@ -154,7 +153,7 @@ def plugin_of(name: str, capabilities: Capabilities, storage: Storage, *, asynch
 
 
 def registry_of(plugins: Sequence[BackendPlugin]) -> PluginRegistry:
-    """What a simulated machine has installed: tierkv and these."""
+    """Plugins installed on a simulated machine: the built-in ones and these."""
 
     class Simulated:
         TIERKV_SPI = 1

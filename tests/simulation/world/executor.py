@@ -1,8 +1,8 @@
-"""Simulated time and threads: everything that a stack would run elsewhere happens here, one thing after the other.
+"""Simulated time and threads: all work that a stack would run elsewhere happens here, one step after the other.
 
-A simulated thread takes something to do, time passes, then it does it: so an operation can be under way while its
-deadline passes, as on a real thread. How long things take comes from outside. Nothing here starts a thread or reads
-the computer's clock.
+A simulated thread takes a piece of work, time passes, and then it performs the work. So an operation can be in flight
+while its deadline passes, as on a real thread. Durations are passed in. No thread is started, and the computer's clock
+is never read.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.tier_ops import TierOp
 
 QUANTUM_S = 0.004
-"""Event loops turn this often."""
+"""Seconds between two turns of an event loop."""
 
 PAUSE_MIN_S = 0.03
-"""How often the engine's thread looks again while it waits for the end of something at open or close."""
+"""Shortest wait of the engine's thread between two looks, at open and close."""
 
 TURNS_MAX = 64
-"""Turns of the event loop while time moves on to one moment; a long wait gets longer quanta."""
+"""Turns of the event loop within one wait; a long wait gets longer quanta."""
 
 IDLE_TURNS = 4
-"""After so many turns without a task an event loop has nothing left to do."""
+"""Turns without a task after which an event loop is idle."""
 
 WAIT_MAX_S = 120.0
-"""No copy takes that long: a wait for one that does is a wait for ever."""
+"""Longest wait for copies; none takes that long."""
 
 
 class SimThread:
-    """A runner, and when it is done with what it has taken. ``due_s`` is None while it has nothing to do."""
+    """Runner with its time. ``due_s``: end of its current work, None while it has none."""
 
     __slots__ = ("_divisible", "due_s", "name", "runner")
 
@@ -48,15 +48,15 @@ class SimThread:
         self.due_s: float | None = None
 
     def is_alive(self) -> bool:
-        """See :class:`tierkv.dispatch.spawn.Handle`."""
+        """Whether the runner may still have work."""
         return not self.runner.done
 
     def begin(self) -> bool:
-        """Take something to do. What cannot be cut in two halves is taken when it is started."""
+        """Begin the next piece of work. A runner that cannot be split begins when it is stepped."""
         return not self.runner.done if self._divisible is None else self._divisible.begin()
 
     def finish(self) -> None:
-        """Do it."""
+        """Perform the work that was begun."""
         self.due_s = None
         if self._divisible is None:
             self.runner.step()
@@ -65,7 +65,7 @@ class SimThread:
 
 
 class Executor:
-    """All threads of one stack, and the clock. Its methods are what :class:`tierkv.dispatch.runtime.Runtime` asks for.
+    """All threads of one stack, and the clock. Its methods are those of :class:`tierkv.dispatch.runtime.Runtime`.
 
     Args:
         clock: simulated time; moved here alone.
@@ -89,14 +89,14 @@ class Executor:
         return thread
 
     def engine_sleep(self, seconds: float) -> None:
-        """The engine's thread waits, the others go on. It looks again less often than a real one: nobody notices."""
+        """Let the engine's thread wait while others run. It looks less often than a real one, without effect."""
         self.run_until(self.clock.now_s + max(seconds, PAUSE_MIN_S))
 
     def io_sleep(self, seconds: float) -> None:
-        """An I/O thread waits between two tries: what it does happens at one moment, so this takes no time."""
+        """Do nothing: an I/O thread's wait between two tries takes no simulated time."""
 
     def wait(self, futures: Collection[Future[Any]]) -> None:
-        """The engine's thread waits for copies."""
+        """Let the engine's thread wait for copies."""
         give_up_s = self.clock.now_s + WAIT_MAX_S
         while not all(future.done() for future in futures):
             if self.clock.now_s >= give_up_s:
@@ -104,7 +104,7 @@ class Executor:
             self.run_until(self.clock.now_s + QUANTUM_S)
 
     def run_until(self, time_s: float) -> None:
-        """Let time pass, and everything happen that is due meanwhile, in its order."""
+        """Move the clock to ``time_s``, and run everything that is due meanwhile, in order."""
         quantum_s = max(QUANTUM_S, (time_s - self.clock.now_s) / TURNS_MAX)
         while True:
             self._turn()
@@ -116,7 +116,7 @@ class Executor:
             self.clock.now_s = min(time_s, now_s + step_s, max(due_s, now_s))
 
     def _turn(self) -> None:
-        """All that is due at this moment."""
+        """Run everything that is due now."""
         now_s = self.clock.now_s
         due = [thread for thread in self.threads if thread.due_s is not None and thread.due_s <= now_s]
         for thread in sorted(due, key=lambda thread: thread.due_s or 0.0):
@@ -131,18 +131,18 @@ class Executor:
         self.threads = [thread for thread in self.threads if thread.is_alive() or thread.due_s is not None]
 
     def release(self, prefix: str) -> None:
-        """What hangs on threads of this name ends now."""
+        """End hanging calls on threads whose name begins with ``prefix``."""
         for thread in self.threads:
             if thread.due_s == math.inf and thread.name.startswith(prefix):
                 thread.due_s = self.clock.now_s
 
     def ops_under_way(self, prefix: str) -> list[TierOp]:
-        """What threads of this name have begun and not done yet."""
+        """Operations in flight on threads whose name begins with ``prefix``."""
         runners = [thread.runner for thread in self.threads if thread.name.startswith(prefix)]
         return [runner.under_way for runner in runners if isinstance(runner, IoWorker) and runner.under_way is not None]
 
     def halt(self) -> None:
-        """The process has died: nothing of this ever runs again."""
+        """Stop everything: the process has died."""
         self.threads.clear()
         for loop in self.loops:
             idle = 0

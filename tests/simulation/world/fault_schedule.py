@@ -1,4 +1,4 @@
-"""What is wrong with a tier, and when: spells of fault between spells of health, drawn from one seed."""
+"""Fault schedule of a tier: spells of faults between spells of health, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -12,45 +12,44 @@ from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 
 
 class Fault(Enum):
-    """One kind of fault. Each may last for many operations."""
+    """Kind of fault. Each may last for many operations."""
 
     NONE = "none"
     SLOW = "slow"
     """Everything takes longer, often longer than its deadline."""
     HUNG = "hung"
-    """Nothing ends before the spell does."""
+    """No call ends before the spell does."""
     STUCK = "stuck"
-    """What begins now ends when the run does, or never."""
+    """Calls that begin now end at the end of the run, or never."""
     RAISING = "raising"
-    """Every call raises, before it has done anything."""
+    """Every call raises without effect."""
     LOST_REPLIES = "lost replies"
-    """Calls do some of their work, then raise."""
+    """Calls take effect in part, then raise."""
     PARTIAL = "partial"
     """Some keys of a batch fail."""
     FULL = "full"
-    """No room."""
+    """Writes fail for lack of space."""
     BABBLING = "babbling"
     """Results break the contract: too few, too many, of other types."""
     FALSE_PRESENCE = "false presence"
-    """Says that chunks are there which are not, and the other way round."""
+    """Presence is reported wrongly, in both directions."""
     BAD_READS = "bad reads"
-    """Other bytes come back: flipped bits, another chunk's frame, half a frame."""
+    """Reads return other bytes: flipped bits, another chunk's frame, half a frame."""
     FORGETFUL = "forgetful"
-    """Writes are acknowledged and not kept, or only half of them."""
+    """Writes are acknowledged and not stored, or only half of them."""
     FLAPPING = "flapping"
-    """Raises for a moment, works for a moment."""
+    """Calls raise for a moment and work for a moment, in turns."""
 
 
 TAIL_S = (0.1, 1.2)
-"""How long it takes where nothing is wrong and it takes long: what began later may end before. Some end beyond their
-deadline, most within."""
+"""Range of long calls without a fault: a later call may end before. Some exceed their deadline, most do not."""
 
 CALM_S = 0.0005
-"""How long calls take when a run comes to rest."""
+"""Duration of calls when a run comes to rest."""
 
 
 class FaultSchedule:
-    """The fault of one tier over time. All times are seconds of simulated time.
+    """Fault of one tier over time. All times are seconds of simulated time.
 
     Args:
         rng: chance.
@@ -80,7 +79,7 @@ class FaultSchedule:
         self._now_s = 0.0
 
     def advance(self, now_s: float) -> bool:
-        """Time has passed; whether the fault schedule has changed."""
+        """Move to a time. Returns whether the fault has changed."""
         self._now_s = now_s
         if now_s < self._until_s or not self._menu:
             return False
@@ -92,14 +91,14 @@ class FaultSchedule:
         return self.fault is not before
 
     def clear_up(self) -> None:
-        """Nothing goes wrong any more, and nothing takes long: no deadline is missed."""
+        """End all faults and long calls: no deadline is missed any more."""
         self.fault = Fault.NONE
         self._menu = ()
         self._tail = 0.0
         self._usual_s = (CALM_S,)
 
     def duration(self) -> float:
-        """Seconds that a call takes which begins now."""
+        """Seconds of a call that begins now."""
         match self.fault:
             case Fault.HUNG | Fault.STUCK:
                 return math.inf
@@ -111,17 +110,17 @@ class FaultSchedule:
 
     @property
     def raises(self) -> bool:
-        """Whether a call that comes now raises at once."""
+        """Whether a call raises at once now."""
         if self.fault is Fault.FLAPPING:
             return int(self._now_s * 4) % 2 == 0
         return self.fault is Fault.RAISING
 
     def error(self) -> BaseException:
-        """Something that a plugin might raise."""
+        """Error that a plugin might raise."""
         return self.rng.choice(ERRORS)()
 
     def key_error(self) -> BackendError | None:
-        """What goes wrong with one key, if anything does: a value, as the contract wants it."""
+        """Error of one key, if there is one: a value, as the contract says."""
         if self.fault is Fault.FULL:
             return OutOfSpaceError("no room left")
         if self.fault is Fault.PARTIAL and self.rng.random() < 0.4:
@@ -130,7 +129,7 @@ class FaultSchedule:
 
 
 class _UnspeakableError(Exception):
-    """An error that cannot be shown."""
+    """Error whose text cannot be made."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -147,4 +146,4 @@ ERRORS: tuple[Callable[[], BaseException], ...] = (
     lambda: SystemExit(3),
     _UnspeakableError,
 )
-"""What calls of a backend raise."""
+"""Errors that calls of a backend raise."""

@@ -1,4 +1,4 @@
-"""One process: an engine and a stack over the storages, from its start to its end, orderly or not."""
+"""Process: an engine and a stack over the storages, from its start to an orderly close or a kill."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Verb
 
 CLOSE_S = 0.2
-"""How long a stack may take to write what waits when it is closed."""
+"""Seconds that a stack may take to write waiting chunks when it is closed."""
 
 CLOSE_AT_REST_S = 60.0
-"""What it is given when all tiers are well: enough to write a whole host tier back, chunk by chunk."""
+"""Seconds for that without faults: enough to write a whole host tier, chunk by chunk."""
 
 CLOSE_GRACE_S = 8.0
-"""What closing may take beyond that: threads, backends and the event loop have a second each, and copies theirs."""
+"""Seconds beyond that: one each for threads, backends and the event loop, and those of copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """number: counts the processes of a run. epoch: counts the weights that they have had."""
+    """number: number of the process in the run. epoch: number of the weights."""
 
     number: int = 0
     epoch: int = 0
 
 
 class Process:
-    """See the module.
+    """One process of a run.
 
     Args:
-        setup: what it is made of.
-        storages: where its tiers keep their frames.
+        setup: spec of the run.
+        storages: storage of each tier, by name.
         clock: simulated time.
-        trace: hears of everything.
-        duration: see :class:`Executor`.
-        era: which of the run's processes this is.
+        trace: gets a note of every event.
+        duration: seconds of the work of a thread, by its name.
+        era: number of the process in the run, and of its weights.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Process:
         self.checks.opened()
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes, and I/O and copies go on."""
+        """Move the clock; I/O and copies go on."""
         with guarded("I/O"):
             self.executor.run_until(self._clock() + seconds)
 
     def kill(self) -> None:
-        """The process dies: what was under way may have happened, or not, or in part."""
+        """Kill the process: operations in flight may have happened, in part or not at all."""
         self.trace.note("killed")
         for storage in self._storages.values():
             requests: list[WriteRequest] = list(chain.from_iterable(storage.under_way.values()))
@@ -129,7 +129,7 @@ class Process:
         self.vanish()
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """The process ends in order, whatever state its tiers are in. Returns whether all was written.
+        """Close the process in order, whatever the state of its tiers. Returns whether all chunks were written.
 
         Raises:
             Violation: it raised, or took longer than its bound.
@@ -146,7 +146,7 @@ class Process:
         return flushed
 
     def vanish(self) -> None:
-        """Whatever still runs ends here, and the computer gets its memory back."""
+        """Stop everything that still runs, and free the memory."""
         self.executor.halt()
         self.probe.arena.close()
         for storage in self._storages.values():

@@ -1,4 +1,4 @@
-"""Where simulated tiers keep their frames. A storage outlives the stacks that are opened over it, as a disk does."""
+"""Storage: the frames of a simulated tier. It outlives the stacks that are opened over it, as a disk does."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tierkv.testing.faults import LIES
 from tierkv.types.keys import Key
 
 HEADER_USED_BYTES = 362
-"""Beyond these a header page is zero."""
+"""Bytes of a header page that are used; the others are zero."""
 
 _T = TypeVar("_T")
 
 FrameCheck = Callable[[Key, memoryview], bool]
-"""Looks at every frame that a stack writes; raises where it is wrong, and is False where a fault has spoiled it."""
+"""Check of every frame that a stack writes; raises if it is wrong, and is False if a fault has damaged it."""
 
 
 DETACHED = "a detached tier is left alone"
@@ -39,7 +39,7 @@ class Opening:
         self._storage = storage
 
     def check(self) -> None:
-        """A call takes effect now.
+        """Check that a call may take effect now.
 
         Raises:
             BackendUnavailableError: the backend is closed.
@@ -52,18 +52,18 @@ class Opening:
 
 
 class Storage:
-    """The frames of one tier, and all that its fault schedule does to them. Every verb takes effect at one moment.
+    """Frames of one tier, with the effects of its fault schedule. Every verb takes effect at one moment.
 
     Attributes:
-        frames: what lies there.
-        suspects: keys whose frame was lost or spoiled by a fault, so that nobody is owed it.
-        orphans: keys whose frame lies there although the stack was reported, or decided, that its write failed.
-        judge: looks at what is written. verdict: what it has said first.
-        under_way, deletes_under_way: what async calls are to do, by call.
-        over_capacity: the first moment at which more lay there than was allowed, in words.
-        index_lost: the stack was opened without learning what lies here. is_asked: it is being opened.
-        stale: keys whose frame was there, or on its way, when the cache was emptied. Nobody may read it.
-        opening: the backend that has it open. Nobody else may open it meanwhile.
+        frames: stored frames, by key.
+        suspects: keys whose frame a fault has lost or damaged, so that it may miss.
+        orphans: keys of stored frames whose write has failed as far as the stack knows.
+        frame_check: check of every written frame. violation: the first one kept for the check after the step.
+        under_way, deletes_under_way: requests of async calls in flight, by call.
+        over_capacity: text of the first moment at which the stored bytes exceeded the capacity.
+        index_lost: the stack was opened without a list of the frames. is_asked: it is being opened.
+        stale: keys that were stored, or being written, when the cache was emptied; none may be read.
+        opening: the backend that has the storage open; no other may open it meanwhile.
     """
 
     def __init__(self, name: str, capacity_bytes: int | None, fault_schedule: FaultSchedule) -> None:
@@ -91,13 +91,13 @@ class Storage:
         return sum(map(len, self.frames.values()))
 
     def keep_violation(self, violation: AssertionError) -> None:
-        """Remember what was found, for who looks after the step: here it would be lost among a backend's errors."""
+        """Keep a violation for the check after the step: raised here, it would count as a backend's error."""
         self.violation = self.violation or violation
 
     # -- who has it open -------------------------------------------------------------------------------------------
 
     def open(self) -> Opening:
-        """A backend is made for this storage.
+        """Open the storage for a backend.
 
         Raises:
             BackendError: another one has it open.
@@ -108,18 +108,18 @@ class Storage:
         return self.opening
 
     def close(self, opening: Opening) -> None:
-        """A backend is closed."""
+        """Close a backend."""
         opening.is_closed = True
         if self.opening is opening:
             self.opening = None
 
     def was_emptied(self, writing: Iterable[Key]) -> None:
-        """The cache was emptied while these were being written."""
+        """Note that the cache was emptied while these keys were being written."""
         self.stale_writes = set(writing)
         self.stale = self.stale_writes | self.frames.keys()
 
     def was_indexed(self) -> None:
-        """A new tier over this storage has learned what lies here: what it was to forget, it did not in time."""
+        """Note that a new tier has listed the storage, also chunks whose deletion was too late."""
         self.index_lost = False
         self.orphans.clear()
         self.stale.clear()
@@ -128,28 +128,28 @@ class Storage:
     # -- verbs -------------------------------------------------------------------------------------------------------
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Report the presence of each key, unless the fault is a wrong answer."""
         self._gate()
         lies = self.fault_schedule.fault is Fault.FALSE_PRESENCE
         return self._reply(keys, [(key in self.frames) != (lies and self._rng.random() < 0.5) for key in keys])
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Read frames."""
         self._gate()
         return self._reply(requests, [self._read(request) for request in requests])
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Write frames."""
         self._gate()
         return self._reply(requests, [self._write(request) for request in requests])
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """See :class:`tierkv.abc.Backend`."""
+        """Delete frames."""
         self._gate()
         return self._reply(keys, [self._delete(key) for key in keys])
 
     def scan(self) -> list[Entry]:
-        """See :class:`tierkv.abc.SupportsScan`."""
+        """List all frames."""
         self._gate()
         self.index_lost = self.index_lost and not self.is_asked
         return [Entry(key, len(frame)) for key, frame in self.frames.items()]
@@ -159,7 +159,7 @@ class Storage:
             raise self.fault_schedule.error()
 
     def _reply(self, batch: Sequence[Any], results: list[_T]) -> Sequence[_T]:
-        """What the caller hears: the results, unless the fault schedule spoils them."""
+        """Results that the caller gets, after the effect of the fault."""
         match self.fault_schedule.fault:
             case Fault.LOST_REPLIES:
                 raise self.fault_schedule.error()
@@ -179,11 +179,11 @@ class Storage:
         frame = frame[: len(request.buffer)]
         request.buffer[: len(frame)] = frame
         if self.fault_schedule.fault is Fault.BAD_READS and self._rng.random() < 0.1:
-            return self._rng.randrange(len(request.buffer) + 1)  # whatever lies in the rest of the buffer
+            return self._rng.randrange(len(request.buffer) + 1)  # with the previous bytes in the rest of the buffer
         return len(frame)
 
     def _spoiled(self, key: Key, frame: bytes | None) -> bytes | None:
-        """Other bytes than were stored."""
+        """Bytes other than the stored ones."""
         whim = self._rng.randrange(4)
         if whim == 0 and self.frames:
             return self._rng.choice(list(self.frames.values()))
@@ -222,7 +222,7 @@ class Storage:
         return None
 
     def _is_sound(self, request: WriteRequest) -> bool:
-        """Have a frame judged. A verdict must not be lost among the errors that a backend may raise."""
+        """Check a frame. A violation is kept: raised here, it would count as a backend's error."""
         try:
             return self.frame_check is None or self.frame_check(request.key, request.frame)
         except AssertionError as violation:
@@ -240,13 +240,13 @@ class Storage:
     # -- what happens behind the stack's back ------------------------------------------------------------------------
 
     def lose(self, count: int) -> None:
-        """Somebody deletes frames."""
+        """Delete frames behind the stack's back."""
         for key in self._some(count):
             del self.frames[key]
             self.suspects.add(key)
 
     def rot(self, count: int) -> None:
-        """Bits of frames flip."""
+        """Flip bits of frames."""
         for key in self._some(count):
             self.frames[key] = flipped(self.frames[key], self._rng)
             self.suspects.add(key)
@@ -255,7 +255,7 @@ class Storage:
         return self._rng.sample(list(self.frames), min(count, len(self.frames)))
 
     def power_cut(self, requests: Sequence[WriteRequest], deletes: Sequence[Key]) -> None:
-        """These were under way when the process died: each is done, or not, or in part."""
+        """Apply the operations in flight at a kill: each is done, or not, or in part."""
         for key in deletes:
             self.suspects.add(key)
             if self._rng.random() < 0.5:
@@ -269,7 +269,7 @@ class Storage:
 
 
 def flipped(frame: bytes, rng: Random) -> bytes:
-    """One bit of some bytes changed: in the header, in the first bytes of the payload, or anywhere."""
+    """Frame with one bit changed: in the header, in the first bytes of the payload, or anywhere."""
     if not frame:
         return frame
     spoiled = bytearray(frame)

@@ -1,4 +1,4 @@
-"""Somebody who takes tiers out of a stack in service and brings them back, in whatever state they are."""
+"""Tier churn: detaches tiers of a stack in service and attaches them again, in any state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tierkv.errors import BackendError
 from tierkv.stack.tier_lifecycle import TierChange
 
 SCAN_S = 2.0
-"""How long an attached tier may take to tell what it holds. Its caller waits, and here the engine with it."""
+"""Seconds that an attached tier may take to list its content; the engine waits meanwhile."""
 
 TIMEOUTS_S = (0.0, 0.3, 3.0)
-"""How long running calls of a detached tier may take until its backend is closed under them; any of these."""
+"""Seconds until the backend of a detached tier is closed under its running calls; one is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A tier that was reported to leave. opening: its backend. change: done when nothing goes on there any more."""
+    """Tier that is being detached. opening: its backend. change: done when nothing in it is in flight."""
 
     name: str
     index: int
@@ -36,7 +36,7 @@ class Departure:
 
 
 class Mover:
-    """Changes one thing at a time, between steps; the next step must have done it.
+    """Makes one change at a time, between steps; the next step must apply it.
 
     Attributes:
         attached, detached: tiers so far. refused: those that could not be opened.
@@ -56,7 +56,7 @@ class Mover:
         self._leaving: list[Departure] = []
 
     def move(self) -> None:
-        """Take a tier out, or bring one back; sometimes one that has not quite left yet."""
+        """Detach a tier, or attach one again, perhaps before its detach is complete."""
         name = self._chance.choice(self._setup.tiers).name
         if name in self._process.probe.tiers():
             self._detach(name)
@@ -64,7 +64,7 @@ class Mover:
             self._attach(name)
 
     def bring_back(self) -> None:
-        """Attach whatever is out and has left its storage."""
+        """Attach every tier that has left its storage."""
         for tier in self._setup.tiers:
             out = tier.name not in self._process.probe.tiers() and tier.name not in self._coming
             if out and self._storages[tier.name].opening is None:
@@ -106,7 +106,7 @@ class Mover:
         self.attached += 1
 
     def after_step(self) -> None:
-        """The engine has stepped."""
+        """Check the changes after a step of the engine."""
         process = self._process
         for name, change in self._coming.items():
             with guarded("wait for a tier"):

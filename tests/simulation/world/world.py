@@ -1,4 +1,4 @@
-"""One run: users, an engine, a stack, its tiers and their faults, step by step, from one seed."""
+"""World: one run of users, an engine, a stack, its tiers and their faults, step by step, from one seed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT
 
 MORE_IN_LOAD = 5
-"""So many times as often somebody empties the cache, or a slot rots, while a load is under way: the harder case."""
+"""Factor of the rate of resets and flipped slots while a load is in flight: the harder case."""
 
 COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.12, 0.25)
-"""How long copies between GPU and host take, any of these: some go on while the engine makes several steps."""
+"""Durations of copies between GPU and host; some last for several steps of the engine."""
 
 SETTLE_STEPS_MAX = 1500
-"""Steps in which a run must come to rest once everything goes well."""
+"""Steps within which a run must come to rest after the last fault."""
 
 
 class World:
-    """See the module. ``setup`` decides all; ``clock`` is moved here alone; ``trace`` hears of everything.
+    """One run. ``setup`` determines it; only the world moves ``clock``; ``trace`` gets a note of every event.
 
     Attributes:
         totals: counts of what was reached, for reports.
@@ -70,7 +70,7 @@ class World:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Time passes, the fault schedule changes, users do things, the engine computes, everything is checked."""
+        """Move time and faults, let users act and the engine step, and check everything."""
         self.trace.step += 1
         self._pass_time(self.workload.pause_s())
         if self._chance.random() < self.setup.scenario.kill:
@@ -95,7 +95,7 @@ class World:
                     self.process.executor.release(f"tierkv-{storage.name}-")
 
     def _users(self) -> None:
-        """Requests come and are aborted, somebody empties the cache."""
+        """Let requests arrive, be aborted, and the cache be reset."""
         engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
         for tokens, user, new_tokens, params in self.workload.arrivals(len(engine.sequences)):
             self._requests += 1
@@ -116,7 +116,7 @@ class World:
         return SimRequest(name, tokens, setup.engine.hash_block_tokens, params, user, scoped_hashes=setup.scoped_hashes)
 
     def _reset(self) -> None:
-        """The host tier is emptied, or all of them; where one is not ours to empty, none is."""
+        """Empty the host tier, or all tiers; if one of them is read-only, none is emptied."""
         process = self.process
         everything = self._chance.random() < self.setup.scenario.reset_all
         self.trace.note("reset", "all" if everything else "host")
@@ -162,7 +162,7 @@ class World:
     # -- mischief ----------------------------------------------------------------------------------------------------
 
     def _mischief(self) -> None:
-        """Bytes rot, people delete files, other engines write."""
+        """Let bits flip, frames be lost, and other engines write."""
         plan, chance = self.setup.scenario, self._chance
         loading = self._slots_loading()
         if loading and chance.random() < plan.rot * MORE_IN_LOAD:
@@ -195,14 +195,14 @@ class World:
         self.trace.note("rot", HOST, "slot", slot, key)
 
     def _slots_loading(self) -> list[tuple[Key, int]]:
-        """What is being loaded to the GPU, with its slots."""
+        """Chunks that are being loaded to the GPU, with their slots."""
         process = self.process
         jobs = [live.job for live in process.monitor.jobs.values() if not live.job.is_store]
         pairs = [(key, ref) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
         return [(key, ref.slot) for key, ref in pairs if ref != VOID_SLOT]
 
     def _others_write(self, storage: Storage) -> None:
-        """Another engine with the same model has stored a prefix."""
+        """Let another engine with the same model store a prefix."""
         truth = self.process.truth
         request = self._request("other", self.workload.prefix(), None, self.workload.random_user())
         truth.learn(request)
@@ -225,7 +225,7 @@ class World:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Everything goes well from now on: all requests finish, all I/O ends, and nothing is left over."""
+        """End all faults: all requests finish, all I/O ends, and nothing is left over."""
         self.trace.note("settle")
         process = self.process
         for storage in self.storages:
@@ -266,7 +266,7 @@ class World:
         )
 
     def abandon(self) -> None:
-        """Give back what the computer lent for this run, wherever it stopped."""
+        """Free the resources of this run, in any state."""
         self.process.vanish()
 
     def _count(self) -> None:
