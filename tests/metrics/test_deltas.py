@@ -52,7 +52,7 @@ def test_increments_and_then_nothing() -> None:
     assert deltas.take() is None
 
 
-def test_a_gauge_is_told_when_it_moves() -> None:
+def test_a_gauge_is_reported_when_it_changes() -> None:
     """A speed that was not measured yet has no value, and is not zero."""
     watched = WatchedStack()
     deltas = Deltas(watched)

@@ -89,10 +89,10 @@ def test_a_damaged_frame_is_explained_by_request_and_by_key(tmp_path: Path, faul
         serve(stack, prompts)
         stack.flush()
         assert stack.metrics.counters.chunks_corrupt["disk"]
-    told = explain(tmp_path, "--request", "request-0")
-    assert told.exit_code == 0, told.output
+    output = explain(tmp_path, "--request", "request-0")
+    assert output.exit_code == 0, output.output
     for words in ("asked beyond 0 tokens", "ask again", "disk: read", "corrupt", "request request-0 is over"):
-        assert words in told.stdout
+        assert words in output.stdout
     entries = json.loads(explain(tmp_path, "--request", "request-0", "--json").stdout)["entries"]
     bad = next(key for entry in entries if entry["is"] == "op end" for key in entry["bad"])
     of_key = explain(tmp_path, "--key", bad[:12])
@@ -108,10 +108,10 @@ def test_a_tier_out_of_service_is_explained_with_its_reason(tmp_path: Path, faul
         faults.last.add("write", raise_error(lambda: OSError("no route to disk")))
         serve(stack, prompts_of(23, 3))
         stack.flush(5)
-    told = explain(tmp_path, "--last-failures")
-    assert told.exit_code == 0
-    assert "failed: OSError: no route to disk" in told.stdout or "no route to disk" in told.stdout
-    assert "disk: OUT OF SERVICE" in told.stdout
+    output = explain(tmp_path, "--last-failures")
+    assert output.exit_code == 0
+    assert "failed: OSError: no route to disk" in output.stdout or "no route to disk" in output.stdout
+    assert "disk: OUT OF SERVICE" in output.stdout
 
 
 def test_eviction_is_explained_as_such(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_eviction_is_explained_as_such(tmp_path: Path) -> None:
         stack.flush()
     chunks = [entry for entry in read_entries(tmp_path / "run.jsonl") if entry["is"] == "chunks"]
     on_disk = {key for entry in chunks if entry["tier"] == "disk" for key in entry["keys"]}
-    gone = next(key for entry in chunks if entry["event"] == "removed" for key in entry["keys"] if key in on_disk)
-    told = explain(tmp_path, "--key", gone)
-    assert "host lost it: evicted, to make room." in told.stdout
-    assert "At the end of the record it is in: disk." in told.stdout
+    removed = next(key for entry in chunks if entry["event"] == "removed" for key in entry["keys"] if key in on_disk)
+    output = explain(tmp_path, "--key", removed)
+    assert "host lost it: evicted, to make room." in output.stdout
+    assert "At the end of the record it is in: disk." in output.stdout
 
 
 @pytest.fixture

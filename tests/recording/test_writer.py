@@ -196,14 +196,14 @@ class Over(Exception):  # noqa: N818 - it ends a test, nothing failed
     """The reader has slept often enough."""
 
 
-def followed(path: Path, naps: list[Callable[[], object]]) -> list[int]:
+def followed(path: Path, actions: list[Callable[[], object]]) -> list[int]:
     """Entries that a following reader receives; each time it sleeps, the next of the given actions runs."""
     seen: list[int] = []
 
     def engine_sleep(_: float) -> None:
-        if not naps:
+        if not actions:
             raise Over
-        naps.pop(0)()
+        actions.pop(0)()
 
     def read_on() -> None:
         for entry in follow_entries(path, engine_sleep):
@@ -223,12 +223,12 @@ def test_following_goes_on_in_the_next_files(tmp_path: Path, at_once: int) -> No
     writer = writer_of(path, bytes_max=400, keep=20, spawn=thread)
 
     def write(first: int) -> Callable[[], None]:
-        def nap() -> None:
+        def action() -> None:
             for number in range(first, first + at_once):
                 writer.put([line(number)])
                 thread.runner.step()
 
-        return nap
+        return action
 
     seen = followed(path, [write(first) for first in range(0, 40, at_once)])
     writer.close(10)

@@ -59,18 +59,16 @@ def stack_of(place: Path, host: dict[str, Any] | None = None, **tier: Any) -> di
 
 
 @pytest.mark.parametrize("tiers", [False, True])
-def test_a_codec_that_nobody_asked_for_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, tiers: bool
-) -> None:
+def test_an_unused_broken_codec_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, *, tiers: bool) -> None:
     """All codecs are opened to read stored frames. A codec that fails is logged and left out: an installed but unused
     plugin must not stop every stack on the machine.
     """
     config = stack_of(tmp_path) if tiers else {"host": {"capacity": "1MiB"}}
     with caplog.at_level(logging.WARNING, "tierkv"):
         tierkv.open_stack(config, SPEC, plugins=registry()).close()
-    told = [record.getMessage() for record in caplog.records if "badcodec" in record.getMessage()]
-    assert len(told) == tiers
-    assert all("Broken" in text and "no licence file" in text for text in told)
+    messages = [record.getMessage() for record in caplog.records if "badcodec" in record.getMessage()]
+    assert len(messages) == tiers
+    assert all("Broken" in text and "no licence file" in text for text in messages)
 
 
 @pytest.mark.parametrize("make", [fails, ends])
@@ -94,7 +92,7 @@ def test_a_plugin_that_cannot_be_opened_is_named(
     tierkv.open_stack(stack_of(tmp_path), SPEC).close()
 
 
-def test_an_error_of_ours_is_passed_on_with_the_tier(tmp_path: Path) -> None:
+def test_a_tierkv_error_is_passed_on_with_the_tier(tmp_path: Path) -> None:
     """A backend that raises a TierKVError describes the cause best; the stack adds the tier."""
     ours = BackendError("the bucket is in another country")
 

@@ -191,7 +191,7 @@ def test_what_a_codec_lacks_stops_the_start(tmp_path: Path, codec: Any, spec: En
     tierkv.open_stack(config_of(tmp_path, "none"), SPEC).close()
 
 
-def test_codecs_that_nobody_asked_for_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_codecs_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They are opened to read old frames. A codec without a key, or for other values, logs nothing."""
     spec = EngineSpec("m", "int4", (GroupSpec(16, (4096,)),), 16)
     tierkv.open_stack(config_of(tmp_path, "zstd"), spec).close()

@@ -23,14 +23,14 @@ def events_of(stack: Stack, prompts: list[list[int]]) -> list[BlockEvent]:
 
     stack.events.take = list  # type: ignore[method-assign]
     engine = Engine(ENGINE, connector=stack)
-    heard: list[BlockEvent] = []
+    received: list[BlockEvent] = []
     for prompt in prompts:
         engine.add_request(prompt, ANSWER)
     while engine.has_work:
         engine.step()
-        heard += stack.events.take_block_events()
+        received += stack.events.take_block_events()
     stack.flush()
-    return heard + stack.events.take_block_events()
+    return received + stack.events.take_block_events()
 
 
 def described(**changes: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def described(**changes: Any) -> dict[str, Any]:
     return {"events": {"self_describing": True, **changes}}
 
 
-def test_a_router_hears_tokens_and_tiers(tmp_path: Path) -> None:
+def test_a_router_receives_tokens_and_tiers(tmp_path: Path) -> None:
     """From the tokens of events alone a router finds the tier of each prompt. Chunks evicted from the host tier stay
     known on disk.
     """
@@ -50,14 +50,14 @@ def test_a_router_hears_tokens_and_tiers(tmp_path: Path) -> None:
     for prompt in prompts:
         chunks = {tuple(prompt[i : i + 16]) for i in range(0, 112, 16)}
         assert chunks <= {event.token_ids for event in stored if event.medium == "host"}
-    gone = {block for event in events if isinstance(event, BlockRemoved) and event.medium == "host"
+    removed = {block for event in events if isinstance(event, BlockRemoved) and event.medium == "host"
             for block in event.block_hashes}  # fmt: skip
-    assert gone
-    assert gone <= {block for event in stored if event.medium == "host" for block in event.block_hashes}
+    assert removed
+    assert removed <= {block for event in stored if event.medium == "host" for block in event.block_hashes}
     assert all(len(event.block_hashes) == 2 and event.block_size == 8 for event in stored)
 
 
-def test_a_later_process_tells_what_it_can(tmp_path: Path) -> None:
+def test_a_later_process_describes_what_it_can(tmp_path: Path) -> None:
     """It finds chunks on disk that another process stored: their events have their own hash and no tokens."""
     prompts = prompts_of(4, 2)
     with opened(stack_config(tmp_path)) as stack:
@@ -80,7 +80,7 @@ def test_without_the_switch_events_are_placeholders(tmp_path: Path) -> None:
     assert all(event.block_size == 0 for event in events if isinstance(event, BlockStored))
 
 
-def test_disabled_events_reach_nobody(tmp_path: Path) -> None:
+def test_disabled_events_are_not_kept(tmp_path: Path) -> None:
     """An engine that takes no events must not accumulate them."""
     with opened(stack_config(tmp_path, **described(enabled=False))) as stack:
         assert events_of(stack, prompts_of(6, 1)) == []

@@ -99,7 +99,7 @@ def test_a_load_that_ends_in_a_flush_is_reported_by_the_next_step(tmp_path: Path
         assert stack.has_pending_work(), "the engine goes on stepping, or it would not come for the report"
         assert step(stack) == LoadReport(frozenset({"b"}))
         assert not stack.has_pending_work()
-        assert step(stack) == LoadReport(), "told once"
+        assert step(stack) == LoadReport(), "reported once"
 
 
 @pytest.mark.parametrize("plan", ["immediate", "eager"])
@@ -115,7 +115,7 @@ def test_close_makes_the_stores_that_the_next_step_would_have_made(tmp_path: Pat
         assert ask(stack, Prompt("b")) == 64
 
 
-def test_close_says_what_is_lost_and_says_it_again(tmp_path: Path) -> None:
+def test_close_reports_lost_stores_on_every_call(tmp_path: Path) -> None:
     """Close cannot reach workers in other processes: stores that they were never given are lost. Neither the first nor
     a second call may hide it.
     """
@@ -141,7 +141,7 @@ def test_close_without_registered_pages_ends_all_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("write", ["through", "back"])
-def test_a_flush_says_what_did_not_get_there(tmp_path: Path, write: str) -> None:
+def test_a_flush_reports_failed_writes(tmp_path: Path, write: str) -> None:
     """A restart decided by the answer of flush must not assume that chunks are on disk which the disk refused."""
     faults = Faults()
     config = config_of(tmp_path)

@@ -15,7 +15,7 @@ from tierkv.metrics.transfer_stats import LOAD, STORE
 pytest.importorskip("torch")
 
 
-def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
+def test_a_scrape_counts_the_moved_bytes(tmp_path: Path) -> None:
     """Histograms, counters and samples count the same bytes; every read of a tier is timed."""
     prompts = prompts_of(9, 4)
     with opened(stack_config(tmp_path)) as stack:
@@ -61,10 +61,10 @@ def test_increments_of_a_serving_stack_add_up(tmp_path: Path) -> None:
         stack.flush()
         merge(whole, deltas.take() or empty_delta())
         assert deltas.take() is None
-        told = whole["counters"]
-        assert told["tierkv_lookups"][""] == stack.metrics.counters.lookups > 0
-        assert told["tierkv_chunks_hit"] == dict(stack.metrics.counters.chunks_hit) != {}
-        assert told["tierkv_tier_bytes_written"]["disk"] == stack.tiers.stats()["disk"]["bytes_written"] > 0
+        reported = whole["counters"]
+        assert reported["tierkv_lookups"][""] == stack.metrics.counters.lookups > 0
+        assert reported["tierkv_chunks_hit"] == dict(stack.metrics.counters.chunks_hit) != {}
+        assert reported["tierkv_tier_bytes_written"]["disk"] == stack.tiers.stats()["disk"]["bytes_written"] > 0
         for series in stack.metrics.series():
             row = whole["histograms"][series.metric.name][series.label_values[0] if series.label_values else ""]
             assert tuple(row[:-1]) == series.histogram.counts

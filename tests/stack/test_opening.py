@@ -147,16 +147,16 @@ def test_a_tier_whose_scan_fails_is_out_of_service(tmp_path: Path, faults: Fault
         assert stack.get_num_new_matched_tokens(OneRequest(), 0) == (0, False)
 
 
-def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
+def test_observers_receive_every_event(tmp_path: Path) -> None:
     """tierkv_observe gets every event, in order, on a framework thread; an observer that raises affects no other."""
-    heard: list[CacheEvent] = []
+    received: list[CacheEvent] = []
 
     class Listener:
         TIERKV_SPI = 1
 
         @hookimpl
         def tierkv_observe(self, events: Iterable[CacheEvent]) -> None:
-            heard.extend(events)
+            received.extend(events)
             raise RuntimeError("an observer's own fault")
 
     config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
@@ -168,7 +168,7 @@ def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
         (CacheEventKind.STORED, "host", 1),
         (CacheEventKind.STORED, "disk", 1),
     ]
-    assert heard == taken
+    assert received == taken
 
 
 def test_s95_closing_twice_is_harmless(tmp_path: Path) -> None:

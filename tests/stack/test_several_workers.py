@@ -299,7 +299,7 @@ def test_the_engine_survives_when_every_worker_is_killed() -> None:
     assert "tierkv-arena" not in Path("/proc/self/maps").read_text()
 
 
-def test_where_the_workers_live_is_said() -> None:
+def test_the_wrong_kind_of_worker_is_refused() -> None:
     """Asking for the wrong kind of worker raises an error that names the right call."""
     with tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack:
         assert stack.workers == ()

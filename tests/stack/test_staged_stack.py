@@ -196,7 +196,7 @@ def test_slots_of_a_reset_wait_for_the_workers(flushed: str, *, is_store: bool) 
         assert bed.ask(chunks) == [MISS, MISS]
 
 
-def test_late_reports_of_before_a_reset_change_nothing() -> None:
+def test_late_reports_after_a_reset_change_nothing() -> None:
     """A chunk is stored again after the reset while its old job still runs: the report of one job must not end the
     other.
     """
@@ -307,7 +307,7 @@ def test_keys_name_groups_as_the_engine_numbers_them() -> None:
         {"events": {"self_describing": True}},
     ],
 )
-def test_what_our_scheduler_would_do_is_refused_by_name(changes: dict[str, Any]) -> None:
+def test_settings_of_the_scheduler_are_refused_by_name(changes: dict[str, Any]) -> None:
     """A setting must not be ignored silently: the error names the key and a remedy."""
     section, settings = next(iter(changes.items()))
     with pytest.raises(ConfigError, match=rf"{section}\.{next(iter(settings))} is set"), opened(**changes):

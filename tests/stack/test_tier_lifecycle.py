@@ -150,7 +150,7 @@ def test_a_tier_that_hangs_leaves_the_stack_in_service(
         assert stack.flush()
 
 
-def test_what_cannot_be_attached_leaves_everything_as_it_was(tmp_path: Path, faults: Faults) -> None:
+def test_a_failed_attachment_changes_nothing(tmp_path: Path, faults: Faults) -> None:
     """Bad tables, taken names and tiers that cannot be opened raise in the caller; the stack is unchanged."""
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)]), plugins=registry) as stack:
@@ -187,7 +187,7 @@ def test_a_tier_whose_scan_fails_is_closed_again(
         assert change.done
 
 
-def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
+def test_an_unknown_name_raises_in_the_wait(tmp_path: Path) -> None:
     """An unknown name must not raise on the engine's thread."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         change = stack.tiers.detach("dsik")
@@ -196,7 +196,7 @@ def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
             change.wait(1.0)
 
 
-def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
+def test_two_attachments_at_once_under_one_name(tmp_path: Path) -> None:
     """Both were opened before either was in service: the second is refused and closed, and its change raises."""
     with opened(stack_config(tmp_path, tiers=[])) as stack:
         first = stack.tiers.attach(disk(tmp_path))
@@ -208,12 +208,12 @@ def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
         assert stack.tiers.names == ("disk",)
 
 
-def test_a_closed_stack_settles_what_never_came(tmp_path: Path) -> None:
+def test_a_closed_stack_fails_pending_changes(tmp_path: Path) -> None:
     """A wait for a change must not last for ever, and no backend may stay open."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
         stack.tiers.attach(disk(tmp_path))
-        gone = stack.tiers.detach("first")
-    assert gone.wait(5.0)
+        change = stack.tiers.detach("first")
+    assert change.wait(5.0)
     with pytest.raises(EngineProtocolError, match="closed"):
         stack.tiers.attach(disk(tmp_path, "late"))
     with pytest.raises(EngineProtocolError, match="closed"):
@@ -256,7 +256,7 @@ def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[in
         assert len(done) >= 3, "nothing changed while prompts were served"
 
 
-def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Faults, gate: threading.Event) -> None:
+def test_a_reused_name_has_one_series(tmp_path: Path, faults: Faults, gate: threading.Event) -> None:
     """A hung tier is replaced by one of the same name. Two series of one name would make the whole scrape invalid."""
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
@@ -298,7 +298,7 @@ def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
         assert good.queue_chunks_max == share
 
 
-def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_without_a_thread_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 3: threads and files run out. The change raises; the engine's thread continues, and the name is free when
     threads are available again.
     """
@@ -316,8 +316,8 @@ def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: py
         assert stack.tiers.names == ("first",)
         serve(stack, PROMPTS)
         with monkeypatch.context() as patch:
-            gone = stack.tiers.detach("first")
+            change = stack.tiers.detach("first")
             (state,) = stack._core.wiring.dispatcher._tier_states.values()
             patch.setattr(state.lane, "_spawn", none_left)
-            step_until(stack, lambda: gone.done)
+            step_until(stack, lambda: change.done)
         serve(stack, OTHERS)

@@ -62,8 +62,8 @@ def test_a_restart_finds_what_was_written_back(tmp_path: Path, host_slots: int) 
         if host_slots == 64:
             assert not stack.metrics.counters.demotions, "there was room: nothing needed to be written"
         assert stack.close()
-        told = stack.metrics.counters.demotions["disk"] + stack.metrics.counters.demotions_dropped["disk"]
-        assert told == stack.metrics.counters.chunks_stored
+        demoted = stack.metrics.counters.demotions["disk"] + stack.metrics.counters.demotions_dropped["disk"]
+        assert demoted == stack.metrics.counters.chunks_stored
     with opened(config) as stack:
         assert [serve(stack, [prompt])[0] for prompt in reversed(prompts)] == answers[::-1]
         if host_slots == 64:
@@ -88,7 +88,7 @@ def test_a_disk_that_hangs_is_never_in_the_way_of_a_write_back(tmp_path: Path, g
         gate.set()
 
 
-def test_a_flush_says_when_it_could_not_finish(tmp_path: Path, gate: threading.Event) -> None:
+def test_a_flush_reports_that_it_did_not_finish(tmp_path: Path, gate: threading.Event) -> None:
     """A slow disk and no time: the rest is written in later steps."""
     faults = Faults()
     config = config_with(tmp_path, "back", host_slots=64, backend="faulty")

@@ -45,9 +45,9 @@ def merge(into: Delta, other: Delta) -> None:
     for name, values in other["gauges"].items():
         into["gauges"].setdefault(name, {}).update(values)
     for name, rows in other["histograms"].items():
-        mine = into["histograms"].setdefault(name, {})
+        merged = into["histograms"].setdefault(name, {})
         for label, row in rows.items():
-            mine[label] = [a + b for a, b in zip(mine[label], row, strict=True)] if label in mine else list(row)
+            merged[label] = [a + b for a, b in zip(merged[label], row, strict=True)] if label in merged else list(row)
 
 
 class Deltas:

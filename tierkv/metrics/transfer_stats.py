@@ -47,10 +47,10 @@ class TransferStats:
         for transfer_type, operations in data.items():
             whole = [dict(one) for one in operations if one.get(SIZE) is not None and one.get(TIME) is not None]
             if whole:
-                mine = self.data.setdefault(transfer_type, [])
-                mine += whole
-                if self._operations_max is not None and len(mine) > self._operations_max:
-                    del mine[: -self._operations_max]
+                kept = self.data.setdefault(transfer_type, [])
+                kept += whole
+                if self._operations_max is not None and len(kept) > self._operations_max:
+                    del kept[: -self._operations_max]
 
     def reduce(self) -> dict[str, float]:
         """Return sums for a log line: ``<type>_total_bytes`` and ``<type>_total_time`` (seconds)."""

@@ -152,8 +152,8 @@ class KeyFilter:
         elif kind == "chunks":
             if named and entry["event"] == "stored":
                 self._tiers.add(entry["tier"])
-            gone = named if entry["event"] == "removed" else entry["event"] == "cleared"
-            if gone and entry["tier"] in self._tiers:
+            is_removed = named if entry["event"] == "removed" else entry["event"] == "cleared"
+            if is_removed and entry["tier"] in self._tiers:
                 self._tiers.discard(entry["tier"])
                 return True
         return named
@@ -162,11 +162,11 @@ class KeyFilter:
         keys = [key for field in ("keys", "failed", "wanted") for key in entry.get(field, ())]
         keys += entry.get("bad", ())
         keys += [entry["missing"]] if "missing" in entry else []
-        mine = [key for key in keys if matches(key, self.key)]
-        self.found.update(mine)
+        matching = [key for key in keys if matches(key, self.key)]
+        self.found.update(matching)
         for key in keys:
             self.known[key] = None
-        return bool(mine)
+        return bool(matching)
 
 
 class RequestFilter:

@@ -97,30 +97,30 @@ def load(stack: Stack, request: Asked, tokens: int) -> None:
     stack.request_finished(request, [[]])
 
 
-def test_hints_choose_the_tier_and_the_account_tells_it(tmp_path: Path) -> None:
+def test_hints_choose_the_tier_and_the_account_names_it(tmp_path: Path) -> None:
     """After a restart all chunks are on disk. A request that allows the host tier only loads nothing; one that allows
     the disk loads them. The account names the tier, even after the request has ended.
     """
     with opened(tmp_path) as stack:
         compute(stack, Asked("w", 1, 4))
-        told = stack.request_account("w")
-        assert told is not None
-        assert told.stored_tokens == 64
+        account = stack.request_account("w")
+        assert account is not None
+        assert account.stored_tokens == 64
     with opened(tmp_path) as stack:
         assert ask(stack, Asked("a", 1, 4, {"load_tiers": ["host"]})) == 0
         request = Asked("b", 1, 4, {"load_tiers": ["disk"], "max_load_tokens": 32})
         assert ask(stack, request) == 32
         load(stack, request, 32)
-        told = stack.request_account("b")
-        assert told is not None
-        assert told.loaded_tokens == {"disk": 32}
-        assert told.loaded_bytes == {"disk": 2 * 4096}
+        account = stack.request_account("b")
+        assert account is not None
+        assert account.loaded_tokens == {"disk": 32}
+        assert account.loaded_bytes == {"disk": 2 * 4096}
         again = Asked("c", 1, 4)
         assert ask(stack, again) == 64
         load(stack, again, 64)
-        told = stack.request_account("c")
-        assert told is not None
-        assert told.loaded_tokens == {"host": 32, "disk": 32}
+        account = stack.request_account("c")
+        assert account is not None
+        assert account.loaded_tokens == {"host": 32, "disk": 32}
         assert stack.metrics.counters.tokens_loaded == {"host": 32, "disk": 64}
 
 
@@ -168,7 +168,7 @@ def test_a_floor_in_the_file(tmp_path: Path) -> None:
         assert ask(stack, Asked("b", 1, 3)) == 48
 
 
-def test_a_plugins_policy_hears_of_requests(tmp_path: Path) -> None:
+def test_a_plugins_policy_observes_requests(tmp_path: Path) -> None:
     """A policy from a plugin needs no further registration: having the method is enough."""
     seen: list[RequestObservation] = []
 
