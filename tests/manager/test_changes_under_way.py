@@ -42,7 +42,7 @@ def test_what_waits_for_an_emptied_tier_is_dropped_when_it_leaves() -> None:
 
 
 def test_nothing_is_written_back_to_a_tier_that_is_being_emptied() -> None:
-    """Of two tiers the smaller is empty first. What leaves the host tier then must not go to the other as well: its own
+    """Of two tiers the smaller is empty first. A chunk demoted then must not be written to the other as well: its own
     reset would delete it, and would not end while that goes on."""
     core = make_core(slots=16, tiers=[disk(write="back", name="small"), disk(write="back", name="large")])
     core.keep_below(run(100, 2 * EMPTIED_PER_STEP_MAX), tier=1)

@@ -136,10 +136,10 @@ def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy)
     counters = CoreCounters()
     host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = [host.filled(host.admit([key], ChunkState.STORING), ChunkEvent.STORED).slots[0] for key in run(0, 2)]
-    host.hold_to_write(slots[:1])
+    host.pin_to_write(slots[:1])
     assert host.evict_for(1).keys == run(1, 1)
     host.filled(host.admit(run(1, 1), ChunkState.STORING), ChunkEvent.STORED)
-    host.end_writes(slots[:1])
+    host.unpin_written(slots[:1])
     assert host.evict_for(1).keys == (run(1, 1) if isinstance(policy, Unaware) else run(0, 1))
     assert host.evict_for(2)
     assert not counters.policies_failed
@@ -151,8 +151,8 @@ def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
     policy.release_after_write = raising  # type: ignore[assignment]  # a bug that comes with time
     host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = host.filled(host.admit(run(0, 2), ChunkState.STORING), ChunkEvent.STORED).slots
-    host.hold_to_write(slots)
-    host.end_writes(slots)
+    host.pin_to_write(slots)
+    host.unpin_written(slots)
     assert counters.policies_failed == {HOST: 1}
     assert host.evict_for(2)
 

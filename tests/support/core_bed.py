@@ -266,7 +266,7 @@ class Bed:
                     assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, but in no tier"
                     continue
                 chunk = self._offered_chunk(sequence, keys[i])
-                assert chunk.holders > 0
+                assert chunk.pins > 0
                 if chunk.slot not in self.worker.damaged:
                     assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
         self._offered[sequence.request.request_id] = record.lookup.wanted
@@ -314,7 +314,7 @@ class Bed:
         holds.update(tier_io.admissions.dirty_pins.slots)
         for promotions in tier_io._promotions.values():
             holds.update(promotions)
-        for slot, holders in enumerate(core.host.slots.holders):
+        for slot, holders in enumerate(core.host.slots.pins):
             key = core.host.slots.key(slot)
             assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.slots.transitions_of(key)}"
         assert not holds, "a chunk without a slot is held"
@@ -353,7 +353,7 @@ class Bed:
         assert brought + core.counters.tokens_given_up == self.engine.tokens_external
         assert not scheduler._accounting._open
         for chunk in core.host.slots.visible():
-            assert chunk.holders == 0
+            assert chunk.pins == 0
             if chunk.slot not in self.worker.damaged:
                 assert core.truth.is_good(chunk.key, self.memory[chunk.slot])
         for tier, store in self._lower:

@@ -137,7 +137,7 @@ def failed_writes_keep_their_slots(patch: Patch) -> None:
 
     def leaky(self: Any, tier: Any, pending: Any, outcomes: Any) -> None:
         if any(outcome.error for outcome in outcomes):
-            self._host.hold(pending.slots)
+            self._host.pin(pending.slots)
         ended(self, tier, pending, outcomes)
 
     patch.setattr(InFlightOps, "_write_ended", leaky)

@@ -1,7 +1,7 @@
 """The offload manager: the state of every chunk in every tier, and the moves between tiers. Sans-IO.
 
 Nouns: a *chunk* is a run of KV cache with a key. The *host tier* keeps chunks in slots of one arena. *Lower tiers* keep
-them as frames in backends, the fastest first. A *hold* keeps the slot of a chunk. A *reservation* is the set of holds
+them as frames in backends, the fastest first. A *pin* keeps the slot of a chunk. A *reservation* is the set of pins
 of one waiting request. An *instruction* (``TierOp``) tells dispatch to probe, read, write or delete chunks in one tier.
 
 Flow per engine step: ``begin_step`` sets the time and does bounded background work. The scheduler asks with ``lookup``
@@ -9,7 +9,7 @@ and ``resident_prefix``, collects the chunks of a hit with ``reservations``, and
 ``prepare_store``; their ``complete_*`` twins follow when a worker reports. ``on_completion`` applies the reports of
 dispatch, and ``take_ops`` returns the instructions for it. ``take_events`` returns what was stored and removed.
 
-Wings, in the order of their layers: ``host`` (slots, holds, eviction), ``lower`` (one lower tier), ``moves`` (between
+Wings, in the order of their layers: ``host`` (slots, pins, eviction), ``lower`` (one lower tier), ``moves`` (between
 tiers), ``reservations`` (chunks held for requests). :class:`~tierkv.manager.manager.OffloadManager` holds them.
 
 Invariants:

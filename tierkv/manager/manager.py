@@ -198,7 +198,7 @@ class OffloadManager:
             self._events.extend(CacheEventKind.REMOVED, HOST, [host.slots.key(slot) for slot in dropped])
             host.drop(dropped)
             self._step.version += 1
-        host.release(leased)
+        host.unpin(leased)
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
@@ -214,10 +214,10 @@ class OffloadManager:
         present: list[int] = []
         if len(missing) < len(offered):  # chunks of this store must not be evicted to make room for others of it
             present = [slot for slot in map(host.slots.find, offered) if slot is not None]
-            host.hold(present)
+            host.pin(present)
         wanted = self._admissions.admitted_by_policy(missing)
         evicted = self._admissions.make_room(len(wanted), self._step.now)
-        host.release(reversed(present))
+        host.unpin(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
             return None

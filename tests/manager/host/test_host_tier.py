@@ -98,7 +98,7 @@ class HostMachine(RuleBasedStateMachine):
     @rule(batch=batches)
     def hold(self, batch: list[Key]) -> None:
         refs = [self.visible[key] for key in batch if key in self.visible]
-        self.host.hold([ref.slot for ref in refs])
+        self.host.pin([ref.slot for ref in refs])
         self.holds += refs
 
     @precondition(lambda self: self.holds)
@@ -107,7 +107,7 @@ class HostMachine(RuleBasedStateMachine):
         first = number % len(self.holds)
         refs = self.holds[first : first + count]
         del self.holds[first : first + count]
-        self.host.release([ref.slot for ref in refs])
+        self.host.unpin([ref.slot for ref in refs])
         for ref in dict.fromkeys(reversed(refs)):  # its last place in the batch counts
             if ref in self.order and ref not in self.holds:
                 self.order.remove(ref)
@@ -119,7 +119,7 @@ class HostMachine(RuleBasedStateMachine):
     @rule(batch=batches)
     def begin_writes(self, batch: list[Key]) -> None:
         refs = [self.visible[key] for key in batch if key in self.visible and self.visible[key] not in self.filling]
-        self.host.hold_to_write([ref.slot for ref in refs])
+        self.host.pin_to_write([ref.slot for ref in refs])
         self.writes += refs
 
     @precondition(lambda self: self.writes)
@@ -128,7 +128,7 @@ class HostMachine(RuleBasedStateMachine):
         first = number % len(self.writes)
         refs = self.writes[first : first + count]
         del self.writes[first : first + count]
-        self.host.end_writes([ref.slot for ref in refs])
+        self.host.unpin_written([ref.slot for ref in refs])
         last = [ref for i, ref in enumerate(refs) if ref not in refs[i + 1 :] and ref in self.evictable()]
         back = [ref for ref in last if ref in self.passed_over]
         self.order = back + [ref for ref in self.order if ref not in back]
@@ -171,7 +171,7 @@ class HostMachine(RuleBasedStateMachine):
             chunk = self.host.slots.owner(ref)
             if ref in busy:
                 assert chunk is not None, "its slot was given away under running I/O"
-                assert chunk.holders == (self.holds + self.writes).count(ref) + (ref in self.filling)
+                assert chunk.pins == (self.holds + self.writes).count(ref) + (ref in self.filling)
             if chunk is not None and self.visible.get(chunk.key) != ref:
                 assert chunk.state is ChunkState.DOOMED
             if chunk is not None and ref not in busy:
@@ -209,7 +209,7 @@ def test_released_more_often_than_held() -> None:
     host = HostTier(2, LruPolicy())
     chunk = chunk_of(host)
     with pytest.raises(InvariantError, match="created -> storing; stored -> ready"):
-        host.release([chunk.slot])
+        host.unpin([chunk.slot])
 
 
 def test_admitted_without_room() -> None:
@@ -240,8 +240,8 @@ def _lost_slot(host: HostTier, _: Chunk) -> None:
 
 def _nobody_holds(host: HostTier, chunk: Chunk) -> None:
     (slot,) = host.admit([named("new")], ChunkState.STORING)
-    host.slots.holders[slot] = 0
-    assert chunk.holders == 0
+    host.slots.pins[slot] = 0
+    assert chunk.pins == 0
 
 
 def _policy_forgot(host: HostTier, chunk: Chunk) -> None:
@@ -258,7 +258,7 @@ def _not_readable(host: HostTier, chunk: Chunk) -> None:
 
 
 def _doomed_and_visible(host: HostTier, chunk: Chunk) -> None:
-    host.hold([chunk.slot])
+    host.pin([chunk.slot])
     host.drop([chunk.slot])
     host.slots.shards[chunk.key[SHARD_BYTE]][chunk.key] = chunk.slot
 
@@ -340,10 +340,10 @@ def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:
     """It is dropped once. A random history dropped it twice, and the policy counted one chunk too few."""
     host = HostTier(2, LruPolicy())
     slot = chunk_of(host).slot
-    host.hold([slot])
-    host.hold([slot])
+    host.pin([slot])
+    host.pin([slot])
     host.reset()
-    host.release([slot, slot])
+    host.unpin([slot, slot])
     host.validate()
     assert (host.free, len(host.policy)) == (2, 0)
 

@@ -160,8 +160,8 @@ def test_failures_teach_nothing_and_deadlines_a_lot() -> None:
     for op in others:
         late = tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in op.keys)
         core.manager.on_completion(Completion(op.op_id, late, ended=False, elapsed_s=10.0))
-    told = speed.expected()
-    assert told is not None
+    known = speed.expected()
+    assert known is not None
     assert expected(speed, 128) > 9.0
     known = speed.latency_s
     for op in others:

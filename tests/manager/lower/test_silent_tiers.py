@@ -25,7 +25,7 @@ def only(core: Core, verb: Verb) -> TierOp:
     return op
 
 
-def told(core: Core, tier: str = "disk") -> list[CacheEventKind]:
+def events_of(core: Core, tier: str = "disk") -> list[CacheEventKind]:
     """Events of a tier since the last call."""
     return [event.kind for event in core.manager.take_events() if event.tier == tier]
 
@@ -38,7 +38,7 @@ def test_deletions_of_a_reset_are_not_told_again() -> None:
     core.begin()
     deletion = only(core, Verb.DELETE)
     core.finish(deletion)
-    assert told(core) == [CacheEventKind.CLEARED]
+    assert events_of(core) == [CacheEventKind.CLEARED]
 
 
 def test_a_write_that_a_reset_has_overtaken_is_not_told() -> None:
@@ -50,11 +50,11 @@ def test_a_write_that_a_reset_has_overtaken_is_not_told() -> None:
     core.finish(write)
     core.begin()
     core.finish(only(core, Verb.DELETE))
-    assert told(core) == [CacheEventKind.CLEARED]
+    assert events_of(core) == [CacheEventKind.CLEARED]
     core.begin()
     core.put(run(1, 1))
     core.finish(only(core, Verb.WRITE))
-    assert told(core) == [CacheEventKind.STORED], "the tier is in use again"
+    assert events_of(core) == [CacheEventKind.STORED], "the tier is in use again"
 
 
 def test_a_deletion_in_a_detached_tier_is_not_told() -> None:
@@ -65,7 +65,7 @@ def test_a_deletion_in_a_detached_tier_is_not_told() -> None:
     deletion = only(core, Verb.DELETE)
     core.manager.detach("disk")
     core.finish(deletion)
-    assert told(core) == [CacheEventKind.CLEARED]
+    assert events_of(core) == [CacheEventKind.CLEARED]
 
 
 def test_a_chunk_that_a_detached_tier_lacks_is_not_told() -> None:
@@ -76,7 +76,7 @@ def test_a_chunk_that_a_detached_tier_lacks_is_not_told() -> None:
     read = only(core, Verb.READ)
     core.manager.detach("disk")
     core.finish(read, OutcomeKind.ABSENT)
-    assert told(core) == [CacheEventKind.CLEARED]
+    assert events_of(core) == [CacheEventKind.CLEARED]
 
 
 def test_questions_that_waited_for_a_detached_tier_are_dropped() -> None:

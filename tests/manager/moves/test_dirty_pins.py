@@ -82,7 +82,7 @@ def test_a_use_during_a_write_counts() -> None:
     assert core.host.evict_for(4).keys == [*run(1, 3), *run(0, 1)]
 
 
-def test_passed_over_for_a_write_it_leaves_next() -> None:
+def test_a_chunk_passed_over_for_a_write_is_the_next_victim() -> None:
     """While chunk 0 is written, chunk 1 is evicted instead; then chunk 0 is the oldest again, not the newest."""
     core = make_core(slots=4, tiers=[disk()])
     core.keep_below(run(1, 9))
@@ -96,9 +96,9 @@ def test_passed_over_for_a_write_it_leaves_next() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_has_a_copy_below_leaves_before_what_waits(policy: str) -> None:
-    """Under every policy, also where newcomers leave first: six chunks wait, all others are at rest below, older and
-    newer, used and not. Ten chunks come, and some of those leave that are at rest."""
+def test_chunks_with_a_copy_below_are_evicted_before_waiting_ones(policy: str) -> None:
+    """Under every policy, also where new chunks are evicted first: six chunks wait, all others have a copy below,
+    older and newer, used and not. Ten chunks are stored, and only chunks with a copy are evicted."""
     opened = load_plugins().require_policy(policy).plugin.open(SLOTS)
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)], host_policy=opened)
     core.keep_below(run(0, 5))
@@ -163,7 +163,7 @@ def test_used_chunks_keep_a_quarter() -> None:
     assert core.counters.stores_refused == 0
 
 
-def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
+def test_a_choice_can_pass_over_all_pins() -> None:
     """In a large host tier one choice must be able to pass over all pins. Otherwise stores would be refused."""
     slots = 4 * PINNED_MAX
     core = make_core(slots=slots, tiers=[disk(queue=1)])
@@ -177,7 +177,7 @@ def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
     assert core.counters.stores_refused == 0
 
 
-def test_who_has_left_takes_no_place() -> None:
+def test_an_evicted_chunk_takes_no_place() -> None:
     """The queue also has chunks that were evicted before there was room for them: those behind them come in instead."""
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
     put_each(core, run(0, SLOTS))
@@ -214,7 +214,7 @@ def test_it_waits_for_the_last_of_two_tiers() -> None:
     assert not core.counters.cascades_dropped
 
 
-def test_tenants_with_quotas_have_no_shelter() -> None:
+def test_tenants_with_quotas_have_no_dirty_pins() -> None:
     """A tenant that floods the cache evicts its own chunks, also waiting ones. Others must not lose theirs for them."""
     quotas = Quotas(capacity_bytes=SLOTS)
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)], host_policy=TenantPolicy(LruPolicy, quotas, 1))
@@ -280,7 +280,7 @@ def test_a_reset(scope: str) -> None:
     assert core.ready() == set(run(100, SLOTS - 1))
 
 
-def test_a_sheltered_chunk_is_found_damaged() -> None:
+def test_a_pinned_chunk_is_found_damaged() -> None:
     """A dropped chunk is invisible at once; its slot is freed with its turn in the queue, or when slots are short."""
     core, _ = waiting_core()
     grant = core.manager.prepare_load(run(3, 1), WHO)

@@ -155,7 +155,7 @@ def test_one_hung_tier_does_not_keep_chunks_from_another() -> None:
 
 
 def test_a_tier_out_of_service() -> None:
-    """Nothing leaves ahead of need; what a store evicts is counted, for this tier only; later the tier gets its own."""
+    """No victim is chosen ahead of need; evictions are counted for this tier only; later the tier gets its own."""
     core = full_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     assert not core.manager.take_ops()
@@ -180,7 +180,7 @@ def test_a_write_that_fails_is_given_up(kind: OutcomeKind) -> None:
 
 
 def test_a_full_tier_makes_room_first() -> None:
-    """Room is made below before anything leaves above, and the capacity holds; the chunks stay readable meanwhile."""
+    """Room is made below before a demotion begins above, and the capacity holds; the chunks stay readable meanwhile."""
     core = full_core(frames=4)
     core.lower[0].load_index([(key, FRAME_BYTES) for key in run(100, 4)])
     deletion = only(core, Verb.DELETE)

@@ -70,16 +70,16 @@ def test_who_needs_no_slot_does_not_wait() -> None:
 
 
 def test_what_was_granted_is_never_taken_away() -> None:
-    """Stores press, younger requests press: a gathered chunk stays until its owner lets go."""
+    """Stores press, younger requests press: a reserved chunk stays until its owner releases it."""
     a = run(0, 4)
     core = with_chunks_below(a, run(10, 8), slots=8, reserved=6)
-    gathered = reserve(core, "a", a)
+    reservation = reserve(core, "a", a)
     core.finish_all()
     for i in range(100, 120):
         core.put([make_key(b"other %d" % i, 0)])
         reserve(core, "b", run(10, 8))
         core.finish_all()
-    assert gathered.ready
+    assert reservation.ready
     assert set(a) <= core.ready()
 
 
@@ -161,7 +161,7 @@ def test_other_wishes_keep_what_is_still_wanted(start: int) -> None:
 
 
 def test_released_chunks_are_evicted_tail_first() -> None:
-    """S54: what a request gathered and let go leaves the host tier from its tail on."""
+    """S54: chunks that a request reserved and released are evicted from the tail on."""
     keys = run(0, 3)
     core = with_chunks_below(keys, slots=3)
     reserve(core, "a", keys)
@@ -186,7 +186,7 @@ def _unwanted(core: Core) -> None:
 def _not_held(core: Core) -> None:
     slot = core.host.slots.find(run(1, 1)[0])
     assert slot is not None
-    core.host.release([slot])
+    core.host.unpin([slot])
 
 
 def _waits_for_nothing(core: Core) -> None:
@@ -209,18 +209,18 @@ def test_many_reservations_end_in_steps() -> None:
     """A reset ends every reservation, and they can fill the host tier. A bounded number of chunks is released at once,
     the rest in later steps; until then their slots stay held, and count as reserved."""
     core = make_core(slots=8)
-    gathering = Reservations(core.host, core.manager._tier_io, 8, released_per_step_max=3)
+    reservations = Reservations(core.host, core.manager._tier_io, 8, released_per_step_max=3)
     core.put(run(0, 8))
-    assert gathering.reserve("a", run(0, 5)).ready
-    assert gathering.reserve("b", run(5, 2)).ready
-    gathering.release_all()
-    gathering.validate()
-    assert (core.host.room, gathering._held) == (4, 4)
-    gathering.begin_step()
-    assert (core.host.room, gathering._held) == (7, 1)
-    gathering.begin_step()
-    gathering.validate()
-    assert (core.host.room, gathering._held) == (8, 0)
+    assert reservations.reserve("a", run(0, 5)).ready
+    assert reservations.reserve("b", run(5, 2)).ready
+    reservations.release_all()
+    reservations.validate()
+    assert (core.host.room, reservations._held) == (4, 4)
+    reservations.begin_step()
+    assert (core.host.room, reservations._held) == (7, 1)
+    reservations.begin_step()
+    reservations.validate()
+    assert (core.host.room, reservations._held) == (8, 0)
     core.host.validate()
 
 

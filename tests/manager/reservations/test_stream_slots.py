@@ -24,7 +24,7 @@ def core_of(slots: int, **changes: object) -> Core:
     return core
 
 
-def gather(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
+def reserve_segment(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
     """Reserve a segment as a stream does once per step."""
     return core.manager.streams.reserve_segment(keys, RequestContext(owner))
 
@@ -56,15 +56,15 @@ def test_neither_half_can_take_the_other() -> None:
         core.manager.streams.open("s", 0)
         reserve(core, "w", run(100, 1))
         if first == "streams":
-            stream, other = gather(core, "s", run(0, 8)), reserve(core, "w", run(100, 8))
+            stream, other = reserve_segment(core, "s", run(0, 8)), reserve(core, "w", run(100, 8))
         else:
-            other, stream = reserve(core, "w", run(100, 8)), gather(core, "s", run(0, 8))
+            other, stream = reserve(core, "w", run(100, 8)), reserve_segment(core, "s", run(0, 8))
         assert (stream.num_granted, other.num_granted) == (4, 4)
         core.manager.validate()
 
 
 def test_streams_use_what_nobody_else_wants() -> None:
-    """Alone, streams have all of it: segments of half, one gathered while the other is copied.
+    """Alone, streams have all of it: segments of half, one read while the other is copied.
 
     When a request waits, streams take no more until they are down to their half, and segments become smaller.
     """
@@ -72,22 +72,22 @@ def test_streams_use_what_nobody_else_wants() -> None:
     slots = core.manager.streams
     slots.open("s", 0)
     assert slots.segment_chunks_max == 4
-    assert gather(core, "s", run(0, 4)).complete
+    assert reserve_segment(core, "s", run(0, 4)).complete
     core.finish_all()
     first = slots.hand_over(run(0, 4), RequestContext("s"))
-    assert gather(core, "s", run(4, 4)).complete
+    assert reserve_segment(core, "s", run(4, 4)).complete
     reserve(core, "w", run(100, 4))
     assert slots.segment_chunks_max == 2
     core.finish_all()
     second = slots.hand_over(run(4, 4), RequestContext("s"))
-    assert not gather(core, "s", run(8, 2)).num_granted
+    assert not reserve_segment(core, "s", run(8, 2)).num_granted
     core.manager.complete_load(first.slots)
     slots.copied(4)
     assert core.host.room == 4
-    assert not gather(core, "s", run(8, 2)).num_granted, "four are still being copied: its half"
+    assert not reserve_segment(core, "s", run(8, 2)).num_granted, "four are still being copied: its half"
     core.manager.complete_load(second.slots)
     slots.copied(4)
-    assert gather(core, "s", run(8, 2)).complete
+    assert reserve_segment(core, "s", run(8, 2)).complete
     core.manager.validate()
 
 
@@ -102,13 +102,13 @@ def test_streams_take_turns() -> None:
     turns = []
     segments = {"a": run(0, 2), "b": run(10, 2)}
     for _ in range(4):
-        granted = {owner: gather(core, owner, keys).num_granted for owner, keys in segments.items()}
+        granted = {owner: reserve_segment(core, owner, keys).num_granted for owner, keys in segments.items()}
         core.finish_all()
         (owner,) = [owner for owner, count in granted.items() if count == 2]
         turns.append(owner)
         grant = slots.hand_over(segments[owner], RequestContext(owner))
         segments[owner] = run(int(segments[owner][1][6:9]) + 1, 2)
-        gather(core, owner, segments[owner])
+        reserve_segment(core, owner, segments[owner])
         core.manager.complete_load(grant.slots)
         slots.copied(2)
     assert turns == ["a", "b", "a", "b"]
@@ -121,7 +121,7 @@ def test_a_yes_of_long_ago_is_believed_by_streams_only() -> None:
     ctx = RequestContext("s")
     core.manager.streams.open("s", 0)
     assert not core.manager.streams.is_lost(keys[0], ctx)
-    assert gather(core, "s", keys).complete
+    assert reserve_segment(core, "s", keys).complete
     (op,) = core.manager.take_ops()
     assert op.verb is Verb.READ
     assert reserve(core, "w", run(5, 1)).failed
@@ -132,16 +132,16 @@ def test_what_is_in_no_tier_is_lost() -> None:
     core = core_of(8)
     core.manager.streams.open("s", 0)
     gone = run(2000, 1)
-    assert gather(core, "s", (*run(0, 2), *gone)).failed
+    assert reserve_segment(core, "s", (*run(0, 2), *gone)).failed
     assert core.manager.streams.is_lost(gone[0], RequestContext("s"))
     assert not core.manager.streams.is_lost(run(0, 1)[0], RequestContext("s"))
-    assert gather(core, "s", run(0, 2)).complete
+    assert reserve_segment(core, "s", run(0, 2)).complete
 
 
 def test_validate_sees_what_is_broken() -> None:
     """Each invariant is broken once on purpose."""
     core = core_of(8)
-    gather(core, "nobody", run(0, 1))
+    reserve_segment(core, "stranger", run(0, 1))
     with pytest.raises(InvariantError, match="does not stream"):
         core.manager.streams.validate()
     core = core_of(8)

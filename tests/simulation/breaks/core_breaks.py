@@ -135,7 +135,7 @@ def generations_are_ignored(patch: Patch) -> None:
 
     def loose(self: HostTier, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.slots.holders[slot] = 0
+            self.slots.pins[slot] = 0
         drop(self, slots)
 
     patch.setattr(HostTier, "drop", loose)
@@ -276,7 +276,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
 
     def loose(self: OffloadManager, keys: Sequence[Any], ctx: Any) -> Any:
         grant = prepare(self, keys, ctx)
-        self._host.release([ref.slot for ref in grant.slots])
+        self._host.unpin([ref.slot for ref in grant.slots])
         return grant
 
     def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
@@ -403,8 +403,8 @@ def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
     def hasty(self: HostTier, slots: Sequence[int]) -> Any:
         early = [slot for slot in slots if slot in self._demoting]
         for slot in early:
-            self.slots.holders[slot] = 1
-        return end_demotions(self, early or [slot for slot in slots if self.slots.holders[slot]])
+            self.slots.pins[slot] = 1
+        return end_demotions(self, early or [slot for slot in slots if self.slots.pins[slot]])
 
     patch.setattr(HostTier, "end_demotions", hasty)
     patch.setattr(HostTier, "validate", lambda self: None)
@@ -442,7 +442,7 @@ def stores_leak_their_hold(patch: Patch) -> None:
         complete(self, refs, failed)
         chunk = self._host.slots.owner(refs[0]) if refs else None
         if chunk is not None and len(self._host) % 7 == 0:
-            self._host.hold([chunk.slot])
+            self._host.pin([chunk.slot])
 
     patch.setattr(OffloadManager, "complete_store", leaky)
 

@@ -190,7 +190,7 @@ class Probe:
             host, size = self.manager._host, self.arena.slot_bytes
             ready = [chunk for chunk in host.slots.visible() if chunk.state.value == "ready"]
             idle = [chunk for chunk in ready if chunk.slot not in host.demoting]
-            return {chunk.key: Kept(size, bool(chunk.holders), host.slots.generation(chunk.slot)) for chunk in idle}
+            return {chunk.key: Kept(size, bool(chunk.pins), host.slots.generation(chunk.slot)) for chunk in idle}
         return {key: Kept(size, used) for key, size, used in self.tiers()[tier].residency.listed()}
 
     def tenant_usage(self) -> dict[str, dict[str, int]]:

@@ -19,8 +19,8 @@ class Chunk:
     slot: int
     generation: int
     state: ChunkState
-    holders: int
-    """Number of holds on its slot."""
+    pins: int
+    """Number of pins on its slot."""
     origin: str
     """Tier that it is being read from, or the host tier."""
 

@@ -23,9 +23,9 @@ class ChunkState(Enum):
     PROMOTING = "promoting"
     """A lower tier is being read into its slot."""
     READY = "ready"
-    """Readable. Evictable while it has no holds."""
+    """Readable. Evictable while it has no pins."""
     DOOMED = "doomed"
-    """Invisible. I/O or a hold still uses its slot, so the slot may not be reused yet."""
+    """Invisible. I/O or a pin still uses its slot, so the slot may not be reused yet."""
     GONE = "gone"
     """The chunk has no record any more; the slot is free."""
 

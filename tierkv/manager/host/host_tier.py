@@ -1,17 +1,17 @@
-"""Host tier: slots, the chunks that own them, the holds on them, and eviction.
+"""Host tier: slots, the chunks that own them, the pins on them, and eviction.
 
-Every user of a chunk *holds* its slot: a store or load job, a promotion in flight, a write to a lower tier, a
-reservation. A READY chunk without holds is evictable. A slot has one owner and a generation. It is free again only when
+Every user of a chunk *pins* its slot: a store or load job, a promotion in flight, a write to a lower tier, a
+reservation. A READY chunk without pins is evictable. A slot has one owner and a generation. It is free again only when
 its chunk is gone, so no late completion can touch the memory of another chunk.
 
-Holds are of two kinds: use (or filling) of a chunk, and writes to lower tiers. The end of a write does not count as
+Pins are of two kinds: use (or filling) of a chunk, and writes to lower tiers. The end of a write does not count as
 use: the eviction order is the one that there would be without the write.
 
 A READY chunk is *demoting* when the policy has chosen it as a victim and it is still being written to a lower tier. It
 is readable until the write ends. Any other use in the meantime cancels the demotion.
 
-The eviction policy knows exactly the READY chunks that are not demoting. It is not informed of holds: it gets the
-column of holders when it chooses victims. Every method takes a batch.
+The eviction policy knows exactly the READY chunks that are not demoting. It is not informed of pins: it gets the
+column of pins when it chooses victims. Every method takes a batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GENERATIONS = 1 << 32
 
 
 class HostTier:
-    """Admission, holds and eviction of chunks in the host tier. Sans-IO; every call O(1) amortised per chunk."""
+    """Admission, pins and eviction of chunks in the host tier. Sans-IO; every call O(1) amortised per chunk."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
         self.num_slots = num_slots
@@ -94,79 +94,79 @@ class HostTier:
             slots = [slot for slot in slots if slot not in demoting and not table.is_stale(slot)]
         return slots
 
-    # -- holds -------------------------------------------------------------------------------------------------------
+    # -- pins --------------------------------------------------------------------------------------------------------
 
-    def hold(self, slots: Iterable[int]) -> None:
-        """Keep the slots until :meth:`release`. Costs next to nothing: the policy is not informed."""
+    def pin(self, slots: Iterable[int]) -> None:
+        """Keep the slots until :meth:`unpin`. Costs next to nothing: the policy is not informed."""
         if self._demoting:
             slots = tuple(slots)
             self.cancel_demotions(slots)
-        holders = self.slots.holders
+        pins = self.slots.pins
         for slot in slots:
-            count = holders[slot]
-            if not count:  # only READY chunks can be without holds
+            count = pins[slot]
+            if not count:  # only READY chunks can be without pins
                 self._evictable -= 1
-            holders[slot] = count + 1
+            pins[slot] = count + 1
 
-    def release(self, slots: Iterable[int]) -> None:
-        """Undo one hold of each slot, in this order (tail first, S54).
+    def unpin(self, slots: Iterable[int]) -> None:
+        """Undo one pin of each slot, in this order (tail first, S54).
 
-        The last hold makes a READY chunk evictable, as the most recently used, and frees the slot of a DOOMED one.
+        A READY chunk without further pins is evictable, as the most recently used; the slot of a DOOMED one is free.
 
         Raises:
-            InvariantError: a slot has no hold.
+            InvariantError: a slot has no pin.
         """
         table = self.slots
         if table.stale:
             slots = tuple(slots)
             self._drop_stale(slots)
-        holders, states, writers = table.holders, table.states, table.writers
+        pins, states, write_pins = table.pins, table.states, table.write_pins
         used: list[int] = []
         idle = 0
         for slot in slots:
-            count = holders[slot] - 1
+            count = pins[slot] - 1
             if count < 0:
-                raise self._not_held(slot)
-            holders[slot] = count
+                raise self._not_pinned(slot)
+            pins[slot] = count
             if not count:
                 if states[slot] == _READY:
                     used.append(slot)
                     idle += 1
                 else:
                     self._free_doomed([slot])
-            elif writers[slot] == count and states[slot] == _READY:
+            elif write_pins[slot] == count and states[slot] == _READY:
                 used.append(slot)
         if used:
             self._evictable += idle
             self.policy.release(used)
 
-    def hold_to_write(self, slots: Iterable[int]) -> None:
-        """Keep the slots for a write to a lower tier until :meth:`end_writes`. Does not cancel demotions."""
-        holders, writers = self.slots.holders, self.slots.writers
+    def pin_to_write(self, slots: Iterable[int]) -> None:
+        """Keep the slots for a write to a lower tier until :meth:`unpin_written`. Does not cancel demotions."""
+        pins, write_pins = self.slots.pins, self.slots.write_pins
         for slot in slots:
-            count = holders[slot]
+            count = pins[slot]
             if not count:
                 self._evictable -= 1
-            holders[slot] = count + 1
-            writers[slot] += 1
+            pins[slot] = count + 1
+            write_pins[slot] += 1
 
-    def end_writes(self, slots: Sequence[int]) -> None:
-        """Undo one hold of a write of each slot, in this order. Does not count as use.
+    def unpin_written(self, slots: Sequence[int]) -> None:
+        """Undo one write pin of each slot, in this order. Does not count as use.
 
         Raises:
-            InvariantError: no write holds one of them.
+            InvariantError: one of them has no write pin.
         """
         table = self.slots
         if table.stale:
             self._drop_stale(slots)
-        holders, states, writers = table.holders, table.states, table.writers
+        pins, states, write_pins = table.pins, table.states, table.write_pins
         idle: list[int] = []
         for slot in slots:
-            if not writers[slot]:
-                raise self._not_held(slot)
-            writers[slot] -= 1
-            count = holders[slot] - 1
-            holders[slot] = count
+            if not write_pins[slot]:
+                raise self._not_pinned(slot)
+            write_pins[slot] -= 1
+            count = pins[slot] - 1
+            pins[slot] = count
             if not count:
                 if states[slot] == _READY:
                     idle.append(slot)
@@ -176,10 +176,10 @@ class HostTier:
             self._evictable += len(idle)
             self._release_after_write(idle)
 
-    def _not_held(self, slot: int) -> InvariantError:
+    def _not_pinned(self, slot: int) -> InvariantError:
         key = self.slots.keys[slot]
         return InvariantError(
-            f"chunk {key.hex()} was released too often. Transitions: {self.slots.transitions_of(key)}"
+            f"chunk {key.hex()} was unpinned too often. Transitions: {self.slots.transitions_of(key)}"
         )
 
     def touch(self, keys: Iterable[Key]) -> None:
@@ -194,7 +194,7 @@ class HostTier:
     # -- admission and filling ---------------------------------------------------------------------------------------
 
     def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST) -> list[int]:
-        """Give each key a slot, held once by the caller, to be filled.
+        """Give each key a slot, pinned once by the caller, to be filled.
 
         The caller has made room before, and checked that no key is visible.
 
@@ -208,13 +208,13 @@ class HostTier:
         # One number for the whole batch differs from those of all previous owners of these slots.
         table.newest_generation = generation = (table.newest_generation + 1) % _GENERATIONS
         code, pages, shards = CODES[state], table.keys.pages, table.shards
-        states, holders, generations = table.states, table.holders, table.generations
+        states, pins, generations = table.states, table.pins, table.generations
         for key, slot in zip(keys, slots, strict=True):
             generations[slot] = generation
             pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
             shards[key[SHARD_BYTE]][key] = slot
             states[slot] = code
-            holders[slot] = 1
+            pins[slot] = 1
         table.filling.update(slots)
         if origin != HOST:
             table.origins.update(dict.fromkeys(slots, origin))
@@ -222,7 +222,7 @@ class HostTier:
         return slots
 
     def filled(self, slots: Sequence[int], event: ChunkEvent) -> Filled:
-        """End I/O that filled these slots (STORED or ARRIVED), and its holds. Slots of DOOMED chunks become free.
+        """End I/O that filled these slots (STORED or ARRIVED), and its pins. Slots of DOOMED chunks become free.
 
         Returns:
             The chunks that are READY now, in the order of ``slots``.
@@ -232,7 +232,7 @@ class HostTier:
             self._drop_stale(slots)
         before = CODES[_FILLING[event]]
         after = CODES[TRANSITIONS[_FILLING[event], event]]
-        states, holders, pages = table.states, table.holders, table.keys.pages
+        states, pins, pages = table.states, table.pins, table.keys.pages
         done = [slot for slot in slots if states[slot] == before]
         if len(done) < len(slots):
             for slot in slots:
@@ -242,8 +242,8 @@ class HostTier:
         idle = 0
         for slot in done:
             states[slot] = after
-            left = holders[slot] - 1
-            holders[slot] = left
+            left = pins[slot] - 1
+            pins[slot] = left
             if not left:
                 idle += 1
         table.filling.difference_update(done)
@@ -258,7 +258,7 @@ class HostTier:
         return Filled(done, keys)
 
     def failed(self, slots: Iterable[int]) -> None:
-        """End I/O that should have filled these slots and failed, and its holds."""
+        """End I/O that should have filled these slots and failed, and its pins."""
         table = self.slots
         for slot in slots:
             if table.stale:
@@ -271,13 +271,13 @@ class HostTier:
             table.filling.remove(slot)
             del table.shards[key[SHARD_BYTE]][key]
             self.waiters.settle((slot,), readable=False)
-            self.release((slot,))
+            self.unpin((slot,))
 
     def _end_filling_doomed(self, slot: int, event: ChunkEvent) -> None:
         """End the I/O that fills the slot of a chunk that was dropped meanwhile."""
         self.slots.transition((slot,), event)
         self.slots.filling.discard(slot)
-        self.release((slot,))
+        self.unpin((slot,))
 
     # -- eviction ----------------------------------------------------------------------------------------------------
 
@@ -295,13 +295,13 @@ class HostTier:
 
     def evict_over_quota(self) -> Evicted:
         """Evict some chunks of tenants that are over their quotas."""
-        victims = () if self._tenants is None else self._tenants.trim(self.slots.holders)
+        victims = () if self._tenants is None else self._tenants.trim(self.slots.pins)
         self._evictable -= len(victims)
         return self._evict(victims) if victims else Evicted((), [])
 
     def _choose(self, count: int) -> Sequence[int]:
         """Take ``count`` victims from the policy; none if there are not enough now."""
-        victims = self.policy.evict(count, self.slots.holders) if count <= self._evictable else ()
+        victims = self.policy.evict(count, self.slots.pins) if count <= self._evictable else ()
         self._evictable -= len(victims)
         return victims
 
@@ -325,12 +325,12 @@ class HostTier:
     # -- demotion ----------------------------------------------------------------------------------------------------
 
     def begin_demotions(self, count: int) -> list[int]:
-        """Take up to ``count`` victims from the policy; they are demoting now, each held by the caller."""
+        """Take up to ``count`` victims from the policy; they are demoting now, each pinned by the caller."""
         return self._begin_demotions(self._choose(min(count, self._evictable)))
 
     def begin_quota_demotions(self) -> list[int]:
-        """Begin to demote some chunks of tenants that are over their quotas, each held by the caller."""
-        victims = () if self._tenants is None else self._tenants.trim(self.slots.holders)
+        """Begin to demote some chunks of tenants that are over their quotas, each pinned by the caller."""
+        victims = () if self._tenants is None else self._tenants.trim(self.slots.pins)
         self._evictable -= len(victims)
         return self._begin_demotions(victims)
 
@@ -339,20 +339,20 @@ class HostTier:
         if table.stale:
             victims = self._without_stale(victims)
         for slot in victims:
-            table.holders[slot] = table.writers[slot] = 1
+            table.pins[slot] = table.write_pins[slot] = 1
         self._demoting.update(victims)
         return list(victims)
 
     def end_demotions(self, slots: Sequence[int]) -> Evicted:
-        """End the writes of these slots, as :meth:`end_writes`, and evict those that are demoting and have no holds."""
+        """End the writes of these slots, as :meth:`unpin_written`, and evict those that are demoting and unpinned."""
         table = self.slots
         if table.stale:
             self._drop_stale(slots)
-        gone = [slot for slot in slots if slot in self._demoting and table.holders[slot] == 1]
+        gone = [slot for slot in slots if slot in self._demoting and table.pins[slot] == 1]
         for slot in gone:
-            table.holders[slot] = table.writers[slot] = 0
+            table.pins[slot] = table.write_pins[slot] = 0
         self._demoting.difference_update(gone)
-        self.end_writes([slot for slot in slots if table.holders[slot]])
+        self.unpin_written([slot for slot in slots if table.pins[slot]])
         return self._evict(gone) if gone else Evicted((), [])
 
     def cancel_demotions(self, slots: Iterable[int]) -> None:
@@ -365,7 +365,7 @@ class HostTier:
     # -- drop and reset ----------------------------------------------------------------------------------------------
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Make visible chunks invisible now; each slot is free once it has no holds."""
+        """Make visible chunks invisible now; each slot is free once it has no pins."""
         table = self.slots
         if table.stale:
             self._drop_stale(slots)
@@ -378,19 +378,19 @@ class HostTier:
 
     def _doom(self, slots: Sequence[int]) -> None:
         """Drop chunks that no table of keys names any more."""
-        states, holders = self.slots.states, self.slots.holders
+        states, pins = self.slots.states, self.slots.pins
         ready = [slot for slot in slots if states[slot] == _READY]
         if ready:
             self.policy.remove([slot for slot in ready if slot not in self._demoting])
             self._demoting.difference_update(ready)
-            self._evictable -= sum(not holders[slot] for slot in ready)
+            self._evictable -= sum(not pins[slot] for slot in ready)
         self.slots.transition(slots, ChunkEvent.DROPPED)
         if self.waiters.by_slot:
             self.waiters.settle(slots, readable=False)
-        self._free_doomed([slot for slot in slots if not holders[slot]])
+        self._free_doomed([slot for slot in slots if not pins[slot]])
 
     def _free_doomed(self, slots: list[int]) -> None:
-        """Free the slots of DOOMED chunks that have no holds any more."""
+        """Free the slots of DOOMED chunks that have no pins any more."""
         table = self.slots
         table.transition(slots, ChunkEvent.RELEASED)
         for slot in slots:
@@ -449,21 +449,21 @@ class HostTier:
         require(len(set(self._free)) == len(list(self._free)), "a slot is free twice")
         evictable = known = 0
         for slot in owned:
-            key, code, holders = table.keys[slot], table.states[slot], table.holders[slot]
-            what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holds)"
-            require(holders > 0 or code == _READY, f"{what}: it has no holds")
+            key, code, pins = table.keys[slot], table.states[slot], table.pins[slot]
+            what = f"chunk {key.hex()} ({STATES[code].value}, {pins} pins)"
+            require(pins > 0 or code == _READY, f"{what}: it has no pins")
             demoting = slot in self._demoting
-            writers = table.writers[slot]
-            require(writers <= holders, f"{what}: {writers} of its holds are writes")
-            require(not demoting or (code == _READY and writers > 0), f"{what}: it is demoting without a write")
+            write_pins = table.write_pins[slot]
+            require(write_pins <= pins, f"{what}: {write_pins} of its pins are for writes")
+            require(not demoting or (code == _READY and write_pins > 0), f"{what}: it is demoting without a write")
             known += code == _READY and not demoting
-            evictable += code == _READY and not holders
+            evictable += code == _READY and not pins
             if not table.is_stale(slot):
                 named = table.find(key)
                 require((named == slot) == (code != _DOOMED), f"{what}, slot {slot}: its key names slot {named}")
             filling = slot in table.filling
             require(filling == (STATES[code] in _FILLING.values()) or code == _DOOMED, f"{what}: filling is {filling}")
-            require(holders >= filling, f"{what}: the I/O that fills it does not hold it")
+            require(pins >= filling, f"{what}: the I/O that fills it does not pin it")
         require(evictable == self._evictable, f"{evictable} chunks are evictable, {self._evictable} are counted")
         require(known == len(self.policy), f"{known} chunks were added to the policy, it has {len(self.policy)}")
         named = len(table)

@@ -39,10 +39,10 @@ class SlotTable:
         self.keys = KeyColumn(num_slots)
         self.states = bytearray(num_slots)
         """Code of the state (:data:`CODES`)."""
-        self.holders = column("I", num_slots)
-        """Number of holds."""
-        self.writers = column("H", num_slots)
-        """Number of holds that are writes to lower tiers."""
+        self.pins = column("I", num_slots)
+        """Number of pins."""
+        self.write_pins = column("H", num_slots)
+        """Number of pins for writes to lower tiers."""
         self.generations = column("I", num_slots)
         """Number that differs between successive owners of a slot."""
         self.newest_generation = 0
@@ -80,8 +80,8 @@ class SlotTable:
         return self.find(self.keys[slot]) != slot
 
     def is_idle(self, slot: int) -> bool:
-        """Whether the chunk in a slot is READY and has no holds."""
-        return self.state(slot) is ChunkState.READY and not self.holders[slot]
+        """Whether the chunk in a slot is READY and has no pins."""
+        return self.state(slot) is ChunkState.READY and not self.pins[slot]
 
     def is_ready(self, slot: int, generation: int) -> bool:
         """Whether a slot still has the owner of that generation, and this chunk is READY."""
@@ -89,8 +89,8 @@ class SlotTable:
         return here and not (self.stale and self.is_stale(slot))
 
     def is_written(self, slot: int) -> bool:
-        """Whether a write to a lower tier holds a slot."""
-        return self.writers[slot] > 0
+        """Whether a write to a lower tier pins a slot."""
+        return self.write_pins[slot] > 0
 
     def key(self, slot: int) -> Key:
         """Key of the chunk that owns a slot."""
@@ -120,10 +120,10 @@ class SlotTable:
         shards = self.shards
         return [key for key in keys if key not in shards[key[SHARD_BYTE]]]
 
-    def held_once(self, slots: Iterable[int]) -> Iterator[int]:
-        """Those of ``slots`` that have exactly one hold."""
-        holders = self.holders
-        return (slot for slot in slots if holders[slot] == 1)
+    def pinned_once(self, slots: Iterable[int]) -> Iterator[int]:
+        """Those of ``slots`` that have exactly one pin."""
+        pins = self.pins
+        return (slot for slot in slots if pins[slot] == 1)
 
     def ready_prefix(self, keys: tuple[Key, ...]) -> list[int]:
         """Slots of the leading ``keys`` that are READY. The caller must not change the list.
@@ -194,7 +194,7 @@ class SlotTable:
 
     def _chunk(self, slot: int) -> Chunk:
         return Chunk(
-            self.keys[slot], slot, self.generations[slot], self.state(slot), self.holders[slot], self.origin(slot)
+            self.keys[slot], slot, self.generations[slot], self.state(slot), self.pins[slot], self.origin(slot)
         )
 
     # -- changes -----------------------------------------------------------------------------------------------------

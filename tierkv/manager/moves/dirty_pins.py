@@ -49,7 +49,7 @@ class DirtyPins:
 
     def spare(self) -> int:
         """Number of pinned slots that nothing else holds. O(pins)."""
-        return sum(1 for _ in self._host.slots.held_once(self._waits))
+        return sum(1 for _ in self._host.slots.pinned_once(self._waits))
 
     def has(self, tier: LowerTier, slot: int, generation: int) -> bool:
         """Whether a chunk is pinned because it waits for this tier."""
@@ -67,7 +67,7 @@ class DirtyPins:
             bit = 1 << tier.index
             while len(waits) < slots_max and (leases := tier.write_queue.take_aside(slots_max - len(waits))):
                 waiting = dict.fromkeys(self._host.ready_slots(leases))
-                self._host.hold_to_write([slot for slot in waiting if slot not in waits])
+                self._host.pin_to_write([slot for slot in waiting if slot not in waits])
                 for slot in waiting:
                     waits[slot] = waits.get(slot, 0) | bit
 
@@ -75,7 +75,7 @@ class DirtyPins:
         """Hold these slots for a write to a tier, and end their wait for it. The hold of a pin is reused."""
         if self._waits:
             slots = [slot for slot in slots if not self._end_wait(slot, 1 << tier.index)]
-        self._host.hold_to_write(slots)
+        self._host.pin_to_write(slots)
 
     def unpin(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:
         """End the wait of these leases for a tier, and remove pins that wait for no other."""
@@ -84,7 +84,7 @@ class DirtyPins:
         generation, bit = self._host.slots.generation, 1 << tier.index
         unpinned = [slot for slot, number in leases if generation(slot) == number and self._end_wait(slot, bit)]
         if unpinned:
-            self._host.end_writes(unpinned)
+            self._host.unpin_written(unpinned)
 
     def _end_wait(self, slot: int, bit: int) -> bool:
         """End the wait of a chunk for one tier. Returns whether it was pinned and waits for no other tier."""
@@ -97,10 +97,10 @@ class DirtyPins:
 
     def unpin_oldest(self, count: int) -> None:
         """Remove the oldest pins that nothing else holds, until the host tier has room for ``count`` slots."""
-        oldest = list(islice(self._host.slots.held_once(self._waits), count - self._host.room))
+        oldest = list(islice(self._host.slots.pinned_once(self._waits), count - self._host.room))
         for slot in oldest:
             del self._waits[slot]
-        self._host.end_writes(oldest)
+        self._host.unpin_written(oldest)
 
     def unpin_tier(self, tier: LowerTier) -> None:
         """Remove the pins of all chunks that wait for a tier. They keep waiting, and may be pinned again later."""
@@ -111,7 +111,7 @@ class DirtyPins:
         """Remove every pin."""
         slots = list(self._waits)
         self._waits.clear()
-        self._host.end_writes(slots)
+        self._host.unpin_written(slots)
 
     def validate(self) -> None:
         """Check that every pinned chunk is held, and waits for the tiers of its pin.

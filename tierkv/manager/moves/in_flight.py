@@ -159,9 +159,7 @@ class InFlightOps:
             self._counters.reads_failed[tier.name] += len(pending.op.keys)
             self._host.drop(pending.slots)
         elif pending.op.verb is Verb.WRITE:
-            self._host.cancel_demotions(
-                pending.slots
-            )  # who knows when their slots can be free: others must leave instead
+            self._host.cancel_demotions(pending.slots)  # no bound until their slots are free: evict others instead
 
     def _probe_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         if pending.announced_late:
@@ -244,7 +242,7 @@ class InFlightOps:
         for pending in self._ops.values():
             for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
                 chunk = self._host.slots.owner(ref)
-                held = chunk is not None and chunk.key == key and chunk.holders
+                held = chunk is not None and chunk.key == key and chunk.pins
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
         writes = [pending.slots for pending in self._ops.values() if pending.op.verb is Verb.WRITE]
         require(self._host.demoting <= set(chain(*writes)), "a chunk is demoting, but not being written")

@@ -103,7 +103,7 @@ class TierIO:
     def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which must be in the tier and not in the host tier, if the tier was not read for a while."""
         if self.speeds[tier].is_stale(self._step.now) and self._host.room:
-            self._host.release(self.promote([key], self._tiers[tier]) or ())
+            self._host.unpin(self.promote([key], self._tiers[tier]) or ())
 
     # -- attached and detached tiers -----------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class TierIO:
         if self.admissions.make_room(len(keys), self._step.now) is None:
             return None
         slots = self.admissions.admit(keys, hints, tier)
-        self._host.hold(slots)
+        self._host.pin(slots)
         tier.residency.begin_read(keys)
         self.speeds[tier.index].promised(self._sizes.raw(keys), self._step.now)
         self._promotions.setdefault(tier.index, []).extend(slots)

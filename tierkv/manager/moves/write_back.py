@@ -78,7 +78,7 @@ class Demotions:
         for tier in back:
             due = self._cascades.due(tier, chunks, now)
             writes[tier.index] = slots = [slot for slot, key in due if self._begin_write(tier, key)]
-            host.hold_to_write(slots)
+            host.pin_to_write(slots)
             self._cascades.count_dropped(tier, len(due) - len(slots))
         self.end_writes(demoting)
         return writes

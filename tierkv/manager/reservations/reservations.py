@@ -113,7 +113,7 @@ class Reservations:
         slot = self._host.slots.find(key) if self._held < self.chunks_max else None
         if slot is None or self._host.slots.state(slot) is not ChunkState.READY:
             return False
-        self._host.hold((slot,))
+        self._host.pin((slot,))
         self._held += 1
         if pins is None:
             pins = self._pins[owner] = {}
@@ -150,7 +150,7 @@ class Reservations:
                 break
             slot = self._host.slots.find(keys[position])
             if slot is not None:
-                self._host.hold((slot,))
+                self._host.pin((slot,))
                 self._add(reservation, position, slot)
                 room = self._host.room
                 continue
@@ -175,7 +175,7 @@ class Reservations:
         if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier
             slots = host.slots.ready_prefix(keys)
             if len(slots) == len(keys):
-                host.hold(slots)
+                host.pin(slots)
                 reservation.grant_all(slots)
                 reservation.position = len(keys)
                 self._held += len(slots)
@@ -185,7 +185,7 @@ class Reservations:
                 break
             slot = host.slots.find(key) if reservation.slots[position] == NOT_GRANTED else None
             if slot is not None:
-                host.hold((slot,))
+                host.pin((slot,))
                 self._add(reservation, position, slot)
 
     def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
@@ -277,7 +277,7 @@ class Reservations:
                 return key
             slots.append(slot)
             sources.append(source)
-        self._host.hold(slots)
+        self._host.pin(slots)
         self.release(owner)
         return slots, sources
 
@@ -316,7 +316,7 @@ class Reservations:
 
     def _release(self, slots: list[int]) -> None:
         self._may_release -= len(slots)
-        self._host.release(slots)
+        self._host.unpin(slots)
         self._held -= len(slots)
 
     # -- check -------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Reservations:
             require(len(granted) == reservation.num_granted, f"{what}: its granted chunks are counted wrong")
             waiting = 0
             for key, (chunk, _) in granted.items():
-                require(chunk.holders > 0, f"{what}: chunk {key.hex()} is granted, but not held")
+                require(chunk.pins > 0, f"{what}: chunk {key.hex()} is granted, but not held")
                 require(chunk.key == key, f"{what}: the slot of chunk {key.hex()} has another owner")
                 waiting += self._host.waiters.has(chunk.slot, reservation)
             require(

@@ -51,7 +51,7 @@ class StreamSlots:
 
     @property
     def segment_chunks_max(self) -> int:
-        """Chunks that one stream should gather at once, so that all can read, and copy, side by side."""
+        """Chunks that one stream should reserve at once, so that all streams can read and copy side by side."""
         return max(1, self._limit // (2 * max(1, len(self._owners))))
 
     def open(self, owner: str, chunks: int) -> None:
@@ -140,4 +140,4 @@ class StreamSlots:
         self._segments.validate()
         require(self._copying >= 0, f"{self._copying} chunks of streams are being copied")
         require(bool(self._owners) or not self._copying, "chunks are being copied for a load that does not stream")
-        require(self._owners.issuperset(self._segments.owners), "a segment is gathered for a load that does not stream")
+        require(self._owners.issuperset(self._segments.owners), "a segment is reserved for a load that does not stream")
