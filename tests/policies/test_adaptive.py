@@ -1,4 +1,4 @@
-"""The policy ``adaptive`` against a naive one, and what it promises beside that."""
+"""The policy ``adaptive`` against a naive one, and its other promises."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ HINTS = (
 
 
 def key_of(number: int) -> Key:
-    """A key per number."""
+    """Key per number."""
     return make_key(number.to_bytes(16, "big"), 0)
 
 
 def arrival(path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> RequestObservation:
-    """A request that asks for a path."""
+    """Observation of a request for a path."""
     return RequestObservation("r", RequestPhase.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
 
 
 class Tier:
-    """A small tier: what a manager does with a policy, in the same order.
+    """Small tier: calls a policy as a manager does, in the same order.
 
     Args:
-        policies: the first decides; the others must say the same.
-        slots: how many chunks there is room for.
+        policies: the first decides; the others must agree.
+        slots: number of chunks that fit.
     """
 
     def __init__(self, policies: Sequence[AdaptivePolicy | NaiveAdaptive], slots: int) -> None:
@@ -56,14 +56,14 @@ class Tier:
         self.writes = self.hits = 0
 
     def ask(self, verb: str, *args: object) -> list[int]:
-        """One verb of all policies."""
+        """Call one verb of all policies."""
         answers = [getattr(policy, verb)(*args) for policy in self.policies]
         answers = [sorted(answer) if verb == "refuse" else answer for answer in answers]
         assert all(answer == answers[0] for answer in answers), (verb, args, answers)
         return answers[0]  # type: ignore[no-any-return]  # of getattr
 
     def request(self, path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> None:
-        """Somebody asks for a path and stores what is missing, as far as it is let in."""
+        """Request a path, and store the missing chunks that are admitted."""
         for key in path:
             if key not in self.slots:
                 break
@@ -86,33 +86,33 @@ class Tier:
         self.ask("touch", [self.slots[key] for key in reversed(path) if key in self.slots])
 
     def hold(self, handles: Sequence[int]) -> None:
-        """Somebody reads these."""
+        """Pin these chunks for a read."""
         for handle in handles:
             self.pins[handle] = 1
 
     def release(self, handles: Sequence[int]) -> None:
-        """Nobody does any more."""
+        """Unpin these chunks after a read."""
         held = [handle for handle in handles if self.pins[handle]]
         for handle in held:
             self.pins[handle] = 0
         self.ask("release", held)
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        """Nobody writes these any more."""
+        """Unpin these chunks after a write."""
         held = [handle for handle in handles if self.pins[handle]]
         for handle in held:
             self.pins[handle] = 0
         self.ask("release_after_write", held)
 
     def leave(self, victims: Sequence[int]) -> None:
-        """These are gone."""
+        """Evict these chunks."""
         assert not any(self.pins[handle] for handle in victims)
         gone = set(victims)
         self.slots = {key: handle for key, handle in self.slots.items() if handle not in gone}
         self.free.extend(victims)
 
     def remove(self, handles: Sequence[int]) -> None:
-        """Damaged chunks."""
+        """Remove corrupt chunks."""
         mine = [handle for handle in handles if handle in self.slots.values()]
         for handle in mine:
             self.pins[handle] = 0
@@ -135,8 +135,10 @@ STEPS = st.lists(
 @settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes long
 @given(steps=STEPS)
 def test_it_decides_like_the_naive_one(steps: list[tuple[str, list[int], int, RequestHints]]) -> None:
-    """Columns, rings, logs and tables only make it fast: on every history, every victim and every refusal must be the
-    one that a search through plain objects gives."""
+    """Columns, rings, logs and tables only save time: victims and refusals equal those of the naive policy.
+
+    That one searches plain objects; any history is compared.
+    """
     naive, policy = NaiveAdaptive(), AdaptivePolicy(SLOTS)
     tier, now_s = Tier([policy, naive], SLOTS), 0.0
     for verb, branches, pause_s, hints in steps:
@@ -153,7 +155,7 @@ def test_it_decides_like_the_naive_one(steps: list[tuple[str, list[int], int, Re
 
 
 def conversations(seed: int, requests: int) -> list[tuple[float, list[Key]]]:
-    """Sessions that go on after a minute or so, among one-shot prompts: what recency cannot tell apart."""
+    """Sessions that continue after about a minute, among one-shot prompts: recency cannot tell them apart."""
     randomness, number, now_s = random.Random(seed), 0, 0.0
     asked: list[tuple[float, list[Key]]] = []
     while len(asked) < requests:
@@ -169,8 +171,11 @@ def conversations(seed: int, requests: int) -> list[tuple[float, list[Key]]]:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_it_learns_who_comes_back(seed: int) -> None:
-    """Without learning all this would be ballast: where sessions go on and one-shots do not, it must keep clearly more
-    of what is asked for again than recency does, with fewer writes."""
+    """Learning must pay: with continuing sessions and one-shots, clearly more requested chunks are kept than with
+    recency.
+
+    And with fewer writes.
+    """
     told, untold = Tier([AdaptivePolicy(200)], 200), Tier([AdaptivePolicy(200)], 200)
     untold.policies[0].observe_request = lambda _: None  # type: ignore[method-assign]  # so it is least recently used
     for now_s, path in conversations(seed, 1500):
@@ -181,8 +186,10 @@ def test_it_learns_who_comes_back(seed: int) -> None:
 
 
 def test_few_runs_are_remembered_and_no_chunk_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of runs is a ring: when a run's place is given to another, its chunks must stay in the order, or their
-    memory never comes back."""
+    """The log of runs is a ring: when a place is reused, chunks of its previous run must stay in the order.
+
+    Otherwise their memory is never freed.
+    """
     monkeypatch.setattr("tierkv.policies.adaptive.runs.RUNS_MIN", 8)
     monkeypatch.setattr("tierkv.policies.adaptive.runs.RUNS_MAX", 8)
     randomness, policy = random.Random(11), AdaptivePolicy(64)
@@ -200,7 +207,7 @@ def test_few_runs_are_remembered_and_no_chunk_is_lost(monkeypatch: pytest.Monkey
 
 
 def first_to_leave(*hints: RequestHints) -> list[int]:
-    """Requests of four chunks each, at the same time, with these hints: in which order they leave."""
+    """Order of eviction of requests of four chunks each, at the same time, with these hints."""
     policy = AdaptivePolicy(100)
     for number, hint in enumerate(hints):
         path = [key_of(10 * number + i) for i in range(4)]
@@ -211,7 +218,7 @@ def first_to_leave(*hints: RequestHints) -> list[int]:
 
 
 def test_hints_decide_before_anything_is_learned() -> None:
-    """One bit of the user is worth more than any algorithm, but only if it is believed from the first request on."""
+    """A hint is worth more than any learning, if it counts from the first request on."""
     yes, no = RequestHints(continues=1.0), RequestHints(continues=0.0)
     perhaps, closed = RequestHints(continues=0.5), RequestHints(continues=1.0, closed=True)
     assert first_to_leave(yes, perhaps, no) == [2, 1, 0]
@@ -222,7 +229,7 @@ def test_hints_decide_before_anything_is_learned() -> None:
 
 
 def test_what_all_use_does_not_depend_on_one_session() -> None:
-    """The last request of a session says nothing about the system prompt that it shares with all others."""
+    """The last request of a session does not affect the system prompt that all sessions share."""
     policy, shared = AdaptivePolicy(100), [key_of(1)]
     policy.add([0], shared)
     for number in range(20):
@@ -234,8 +241,10 @@ def test_what_all_use_does_not_depend_on_one_session() -> None:
 
 
 def test_observations_that_make_no_sense() -> None:
-    """What a request says comes from outside: empty paths, a chunk that is its own parent, a clock that runs backwards
-    and paths of any length must neither raise nor lose a chunk."""
+    """Parameters can be anything: empty paths, a chunk that is its own parent, a clock that runs backwards, long paths.
+
+    None of them may raise, or lose a chunk.
+    """
     policy = AdaptivePolicy(100)
     one, other = key_of(1), key_of(2)
     for now_s in (50.0, 10.0, -3.0, float("nan"), 60.0):
@@ -250,8 +259,10 @@ def test_observations_that_make_no_sense() -> None:
 
 
 def test_a_long_path_is_looked_at_over_several_calls() -> None:
-    """A prompt of two thousand chunks must not stop the engine for milliseconds: the call that tells of it does a part,
-    and each call after it a smaller one, until all are known, in the order in which they were told."""
+    """A prompt of two thousand chunks must not stop the engine for milliseconds.
+
+    The call with the observation handles a part, each later call a smaller one, in the order of the observations.
+    """
     policy = AdaptivePolicy(4000)
     long, short = [key_of(n) for n in range(2000)], [key_of(n) for n in range(5000, 5008)]
     policy.observe_request(arrival(long, 1.0))
@@ -271,7 +282,7 @@ def test_a_long_path_is_looked_at_over_several_calls() -> None:
 
 
 def test_paths_that_wait_are_bounded() -> None:
-    """A caller that tells of requests and does nothing else must not make a list that grows."""
+    """Observations without any other call must not make a growing list."""
     policy = AdaptivePolicy(100)
     for number in range(3 * PENDING_MAX):
         policy.observe_request(arrival([key_of(1000 * number + n) for n in range(600)], float(number)))
@@ -279,7 +290,7 @@ def test_paths_that_wait_are_bounded() -> None:
 
 
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a prompt is cut must not be seen in what is decided: in pieces of two it is the same as in one."""
+    """The division of a prompt must not change decisions: pieces of two chunks equal one piece."""
     monkeypatch.setattr("tierkv.policies.adaptive.observations.WHOLE_CHUNKS_MAX", 2)
     monkeypatch.setattr("tierkv.policies.adaptive.observations.PIECE_CHUNKS", 2)
     naive, policy = NaiveAdaptive(), AdaptivePolicy(SLOTS)
@@ -290,7 +301,7 @@ def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million prompts that nobody asks for again must not grow a process that runs for months."""
+    """A million prompts that are not repeated must not grow a process that runs for months."""
     monkeypatch.setattr("tierkv.policies.adaptive.memory.GHOSTS_MIN", 100)
     monkeypatch.setattr("tierkv.policies.adaptive.memory.NEWCOMERS_MAX", 50)
     policy = AdaptivePolicy(10)
@@ -306,7 +317,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_refusal_while_there_is_room() -> None:
-    """A cache that turns chunks away with room left is worse than none."""
+    """A cache that refuses chunks with room left is worse than none."""
     policy = AdaptivePolicy(100)
     path = [key_of(n) for n in range(8)]
     policy.observe_request(arrival(path, 1.0, RequestHints(one_shot=True)))
@@ -315,8 +326,10 @@ def test_no_refusal_while_there_is_room() -> None:
 
 
 def test_the_youngest_leaves_if_it_comes_back_later() -> None:
-    """People think for a minute: a prompt of a minute ago is about to come back, one that just came is not. A policy
-    that only looks at the oldest of a kind would let the first one go."""
+    """Users think for a minute: a prompt of a minute ago is about to be repeated, a new one is not.
+
+    A policy that compares only the oldest chunks of each kind would evict the first one.
+    """
     policy = AdaptivePolicy(100)
     old, young, newcomer = ([key_of(100 * number + i) for i in range(6)] for number in range(3))
     policy.observe_request(arrival(old, 0.0))

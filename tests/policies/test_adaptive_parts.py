@@ -1,4 +1,4 @@
-"""The parts of the policy ``adaptive``, each against what it should be."""
+"""Parts of the policy ``adaptive``, each against its definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def best_ratio(chances: list[float], interval: int) -> float:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None:
-    """The table is made in one pass from the oldest age to the youngest; to try every time must give the same."""
+    """The table is made in one pass from the oldest age to the youngest; trying every time gives the same."""
     randomness, values = random.Random(seed), ValueModel()
     values.chances = [randomness.choice([0.0001, 0.01, 0.2, 0.9]) * randomness.random() for _ in AGES]
     values.factors[3] = 1.0
@@ -34,8 +34,10 @@ def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None
 
 
 def test_factors_follow_what_comes_back() -> None:
-    """The whole policy stands on this: of two classes of the same age, the one that comes back twice as often must be
-    found to, whatever was assumed of them, and after a change of the traffic again."""
+    """Of two classes of the same age, one with twice as many repetitions must be found to have them.
+
+    Whatever was assumed first, and again after a change of the traffic.
+    """
     values, often, seldom = ValueModel(), 1, 4
     assert is_private(often)
     for now_s in range(20_000):
@@ -52,7 +54,7 @@ def test_factors_follow_what_comes_back() -> None:
 
 
 def test_old_evidence_fades_with_time() -> None:
-    """What a quiet night's few requests said must not outweigh the next morning."""
+    """Few requests of a quiet night must not outweigh the next morning."""
     values = ValueModel()
     values.reused(1, 50.0, 1000)
     values.at_risk(1, 10, 100_000)
@@ -63,7 +65,7 @@ def test_old_evidence_fades_with_time() -> None:
 
 
 def test_every_class_begins_with_sense() -> None:
-    """Seen more often is worth more, before anything was learned; a class of worth 0 would never be let in to learn."""
+    """Chunks seen more often have a higher initial value; a class of value 0 would never be admitted to learn."""
     values = ValueModel()
     assert min(min(row) for row in values.table) > 0
     by_seen = classes_for(5, NO_HINTS)
@@ -72,7 +74,7 @@ def test_every_class_begins_with_sense() -> None:
 
 
 def test_residents_are_found_by_mark() -> None:
-    """The table grows place by place, while chunks come and go; it must always say what a dict says."""
+    """The table grows place by place, while chunks are added and evicted; it must always agree with a dict."""
     randomness, residents, by_mark = random.Random(3), Residents(), dict[int, int]()
     residents.grow(20_000)
     free = list(range(20_000))
@@ -94,7 +96,7 @@ def test_residents_are_found_by_mark() -> None:
 
 
 def test_parents_know_how_many_children_they_have() -> None:
-    """A chunk leaves only after all that builds on it: one child forgotten, and the others are of no use."""
+    """A chunk is evicted only after all of its children: without one of them, the others are useless."""
     residents = Residents()
     residents.grow(10)
     residents.insert([0, 1, 2, 3], [100, 101, 102, 103], [(1, 0, 0), (1, 0, 100), (1, 0, 100), (1, 0, 999)])

@@ -1,4 +1,4 @@
-"""What every registered policy owes the tiers, whoever wrote it and whatever it prefers."""
+"""Contract of every registered policy with the tiers, whatever its order."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Opened = Callable[[int | None], EvictionPolicy]
 
 @pytest.fixture(params=sorted(load_plugins().policies))
 def opened(request: pytest.FixtureRequest) -> Opened:
-    """How each registered policy is opened: tierkv's own, and those of installed plugins."""
+    """Factories of each registered policy: tierkv's own, and those of installed plugins."""
     return load_plugins().require_policy(request.param).plugin.open
 
 
 def keys_of(numbers: Iterable[int]) -> list[Key]:
-    """A key per number."""
+    """Key per number."""
     return [make_key(number.to_bytes(16, "big"), 0) for number in numbers]
 
 
 def evicted(policy: EvictionPolicy, count: int, pins: Sequence[int]) -> list[int]:
-    """Victims, asked for as a tier does: again where the answer is not now."""
+    """Victims, requested as a tier does: again if the answer is "not now"."""
     for _ in range(ASKED_MAX):
         before = len(policy)
         victims = policy.evict(count, pins)
-        assert len(victims) in {0, count}, "exactly so many, or none"
+        assert len(victims) in {0, count}, "all that were requested, or none"
         assert len(policy) == before - len(victims)
         if victims:
             return list(victims)
@@ -44,12 +44,12 @@ def evicted(policy: EvictionPolicy, count: int, pins: Sequence[int]) -> list[int
 
 
 def release_after_write(policy: EvictionPolicy, handles: Sequence[int]) -> None:
-    """Writes below have ended, as the host tier says it."""
+    """End writes below, as the host tier reports it."""
     (policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release)(handles)
 
 
 class Counting(bytearray):
-    """Holds that count how often somebody looks."""
+    """Holds that count how often they are read."""
 
     looks = 0
 
@@ -59,7 +59,7 @@ class Counting(bytearray):
 
 
 def filled(opened: Opened, count: int) -> EvictionPolicy:
-    """A policy that knows so many handles, each used once by whoever brought it."""
+    """Policy with ``count`` known handles, each used once by its own request."""
     policy = opened(count)
     for first in range(0, count, 128):
         batch = range(first, min(first + 128, count))
@@ -69,7 +69,7 @@ def filled(opened: Opened, count: int) -> EvictionPolicy:
 
 
 class Tier:
-    """What a tier knows of its chunks, beside a policy that must agree with it."""
+    """Chunks of a tier, beside a policy that must agree with it."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
@@ -137,8 +137,10 @@ VERBS = st.lists(
 def test_no_handle_is_lost_doubled_or_chosen_while_held(
     opened: Opened, chunks_max: int | None, verbs: list[tuple[str, list[int]]]
 ) -> None:
-    """A lost handle is memory that never comes back; a doubled one is two chunks in one slot; a held one that leaves is
-    wrong bytes on their way to a GPU."""
+    """A lost handle is lost memory; a doubled one is two chunks in one slot.
+
+    Evicting a held one puts wrong bytes on a GPU.
+    """
     tier = Tier(opened(chunks_max))
     for verb, batch in verbs:
         getattr(tier, verb)(batch)
@@ -150,8 +152,10 @@ def test_no_handle_is_lost_doubled_or_chosen_while_held(
 
 
 def test_all_held_but_one(opened: Opened) -> None:
-    """A long prefix that is being loaded can hold nearly the whole tier: the one chunk that is left must be found, in
-    steps if need be, and the others must still be there afterwards."""
+    """A long prefix that is being loaded can hold nearly the whole tier: the one other chunk must be found.
+
+    In several steps if needed, and the others must still be known afterwards.
+    """
     count = 2 * PASSED_OVER_MAX
     policy, pins = filled(opened, count), bytearray([1]) * count
     pins[count // 2] = 0
@@ -163,7 +167,7 @@ def test_all_held_but_one(opened: Opened) -> None:
 
 
 def test_a_wall_of_held_chunks_is_passed_in_steps(opened: Opened) -> None:
-    """Fifty thousand held chunks before the first that may leave: no single call looks at all of them."""
+    """Fifty thousand held chunks before the first evictable one: no single call visits all of them."""
     count = 6 * PASSED_OVER_MAX
     policy = filled(opened, count)
     victims: Sequence[int] = ()
@@ -177,8 +181,10 @@ def test_a_wall_of_held_chunks_is_passed_in_steps(opened: Opened) -> None:
 
 
 def test_not_now_costs_nobody_his_place(opened: Opened) -> None:
-    """Some victims are found, then a wall of held chunks: those found before it must be had by the next choice, or
-    each refused store would leak a few slots."""
+    """Some victims are found, then many held chunks: the next choice must get the found ones.
+
+    Otherwise each refused store would leak a few slots.
+    """
     free, wall = 100, PASSED_OVER_MAX + 100
     count = free + wall + free
     policy, pins = filled(opened, count), bytearray(free) + bytearray([1]) * wall + bytearray(free)
@@ -189,8 +195,10 @@ def test_not_now_costs_nobody_his_place(opened: Opened) -> None:
 
 
 def test_a_hold_that_lasts_is_not_paid_for_each_time(opened: Opened) -> None:
-    """Chunks of a slow load stand in the way of every store meanwhile; each may be looked at now and then, not by every
-    choice, or a tier with a few long loads becomes slow for all."""
+    """Held chunks of a slow load are in the way of every store: they may be visited now and then, not by each choice.
+
+    Otherwise a tier with a few long loads becomes slow for all requests.
+    """
     count, held = 4000, 2000
     policy, pins = filled(opened, count), Counting(bytes([1]) * held + bytes(count - held))
     for number in range(1000):
@@ -201,8 +209,10 @@ def test_a_hold_that_lasts_is_not_paid_for_each_time(opened: Opened) -> None:
 
 @pytest.mark.parametrize("uses", [0, 1, 5])
 def test_no_choice_looks_at_everything(opened: Opened, uses: int) -> None:
-    """At a million chunks, a choice that walks over all of them stops the engine for seconds, whatever their story:
-    the work of any one call has a bound that does not grow with the tier."""
+    """With a million chunks, a choice that visits all of them stops the engine for seconds.
+
+    The work of one call has a bound that does not grow with the tier, for any history.
+    """
     count = 30_000
     policy, worst = filled(opened, count), 0
     for _ in range(uses):
@@ -218,7 +228,7 @@ def test_no_choice_looks_at_everything(opened: Opened, uses: int) -> None:
 
 
 def with_history(opened: Opened) -> EvictionPolicy:
-    """A policy that knows 40 handles, of which some were used once or several times more."""
+    """Policy with 40 known handles, some of them used several times."""
     policy = filled(opened, HANDLES)
     for every in (3, 5, 5, 9):
         policy.touch(range(0, HANDLES, every))
@@ -226,8 +236,10 @@ def with_history(opened: Opened) -> EvictionPolicy:
 
 
 def test_the_end_of_a_write_is_no_use(opened: Opened) -> None:
-    """Whatever was written below meanwhile leaves when it would have left: else what is safe below stays, and what
-    waits to be written leaves."""
+    """A chunk written below is evicted when it would have been without the write.
+
+    Otherwise clean chunks stay, and dirty ones are evicted.
+    """
     if not isinstance(opened(None), WriteAwarePolicy):
         pytest.skip("a plugin's policy may take the end of a write for a use")
     written, plain = with_history(opened), with_history(opened)
@@ -238,7 +250,7 @@ def test_the_end_of_a_write_is_no_use(opened: Opened) -> None:
 
 
 def test_passed_over_for_a_write_and_next_to_leave(opened: Opened) -> None:
-    """Its turn had come when it was being written, so it is the next when it is not any more."""
+    """A chunk whose turn came during its write is the next victim after the write."""
     if not isinstance(opened(None), WriteAwarePolicy):
         pytest.skip("a plugin's policy may take the end of a write for a use")
     policy = with_history(opened)
@@ -253,7 +265,7 @@ def test_passed_over_for_a_write_and_next_to_leave(opened: Opened) -> None:
 
 
 def test_nothing_is_asked_or_told(opened: Opened) -> None:
-    """Tiers pass batches on as they come, the empty ones too."""
+    """Tiers pass on all batches, also empty ones."""
     policy = opened(10)
     policy.add([], [])
     policy.touch([])
@@ -264,8 +276,10 @@ def test_nothing_is_asked_or_told(opened: Opened) -> None:
 
 
 def test_handles_beyond_the_expected_number(opened: Opened) -> None:
-    """Frames at rest are smaller than at most, so a tier can hold more chunks than it was opened for; what is known
-    moves along when columns grow."""
+    """Most frames are smaller than the maximum, so a tier can hold more chunks than it was opened for.
+
+    Known handles are kept when columns grow.
+    """
     policy = opened(2)
     policy.add([0, 1], keys_of([0, 1]))
     policy.add([50_000], keys_of([2]))
@@ -282,7 +296,7 @@ def test_two_of_one_kind_know_nothing_of_each_other(opened: Opened) -> None:
 
 
 def test_what_was_removed_is_never_chosen(opened: Opened) -> None:
-    """A damaged chunk's slot belongs to somebody else soon; its old place in the order must be gone."""
+    """A corrupt chunk's slot is reused soon; its old position in the order must be gone."""
     policy = filled(opened, 300)
     policy.touch(range(0, 300, 3))
     policy.remove(range(100, 200))
@@ -291,7 +305,7 @@ def test_what_was_removed_is_never_chosen(opened: Opened) -> None:
 
 
 def test_the_same_history_gives_the_same_victims(opened: Opened) -> None:
-    """Replays, simulations and the record of a bad day are worth something only if they can be repeated."""
+    """Replays, simulations and records are useful only if they can be repeated."""
     histories = []
     for _ in range(2):
         policy, history = filled(opened, 200), list[int]()

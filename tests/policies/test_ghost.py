@@ -21,7 +21,7 @@ MARKS = st.sampled_from([0, 1, 256, 0x01000000, 0x01010101, 0x00010000, 2**31 - 
     verbs=st.lists(st.tuples(st.sampled_from(["push", "pop", "get", "drop"]), MARKS, st.integers(0, 255)), max_size=80),
 )
 def test_it_is_a_queue(ghosts_max: int, note_bytes: int, verbs: list[tuple[str, int, int]]) -> None:
-    """Policies are as good as their memory: kept in buckets, ghosts must leave in the same order as in one list."""
+    """Ghosts in buckets must be dropped in the same order as in one list."""
     table, queue = GhostTable(ghosts_max, note_bytes), NaiveGhosts(ghosts_max)
     for verb, mark, number in verbs:
         note = bytes([number] * note_bytes)
@@ -40,7 +40,7 @@ def test_it_is_a_queue(ghosts_max: int, note_bytes: int, verbs: list[tuple[str, 
 
 
 def test_many_ghosts_in_many_buckets() -> None:
-    """The order must hold across hundreds of buckets, while a third of the ghosts is found before its time."""
+    """The order must hold across hundreds of buckets, while a third of the ghosts is found early."""
     randomness = random.Random(5)
     table, queue = GhostTable(500), NaiveGhosts(500)
     marks = [mark_of(make_key(number.to_bytes(8, "big"), 0)) for number in range(3_000)]
@@ -55,7 +55,7 @@ def test_many_ghosts_in_many_buckets() -> None:
 
 
 def test_marks_that_look_like_a_seam_are_told_apart() -> None:
-    """Two neighbours in a bucket can spell a third mark where they meet; it must not be found, nor cut out."""
+    """Two neighbours in a bucket can spell a third mark at their border; it must not be found, nor removed."""
     table = GhostTable(4)
     table.push(0x01000000)  # 00 00 00 01
     table.push(0x00000002)  # 02 00 00 00
@@ -68,8 +68,7 @@ def test_marks_that_look_like_a_seam_are_told_apart() -> None:
 
 
 def test_holes_are_bounded() -> None:
-    """One ghost that nobody asks for, and behind it an endless coming and being found: memory must not grow, so in the
-    end the one has to go."""
+    """One ghost is never requested, and all behind it are found: memory must not grow, so it is dropped in the end."""
     table = GhostTable(100)
     table.push(1)
     for mark in range(2, 10_000):
@@ -91,5 +90,5 @@ def test_a_smaller_bound_takes_effect() -> None:
 
 
 def test_mark_is_the_same_in_every_process() -> None:
-    """A mark that hung on the process's hash seed would make no replay repeatable."""
+    """A mark that depends on the process's hash seed would make no replay repeatable."""
     assert mark_of(Key(b"tierkv")) == mark_of(Key(bytes(bytearray(b"tierkv")))) == 470995837

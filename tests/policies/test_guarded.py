@@ -1,4 +1,4 @@
-"""Policies of plugins: what they may decide, and what becomes of those that fail."""
+"""Policies of plugins: the decisions they may make, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def run(first: int, count: int) -> list[Key]:
 
 
 class Breakable(LruPolicy):
-    """Good, until a verb of it is replaced."""
+    """Valid policy, until one of its verbs is replaced."""
 
 
 class SecondSight(LruPolicy):
-    """Lets in what it is asked about for the second time, or what costs nobody his place."""
+    """Policy that admits chunks at the second request, or if no chunk must be evicted for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SecondSight(LruPolicy):
 
 
 class Listener(LruPolicy):
-    """Hears of requests."""
+    """Policy that observes requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class Listener(LruPolicy):
 
 
 def manager_over(policy: LruPolicy, slots: int, *lower: LowerTier) -> OffloadManager:
-    """A manager whose host tier has a plugin's policy."""
+    """Manager whose host tier has a plugin's policy."""
     counters = CoreCounters()
     host = HostTier(slots, GuardedPolicy(policy, HOST, counters))
     return OffloadManager(host, lower, [CHUNK_BYTES], slots, counters)
 
 
 def store(manager: OffloadManager, keys: Sequence[Key]) -> tuple[Key, ...]:
-    """Make chunks readable; those that were let in."""
+    """Make chunks readable. Returns the admitted ones."""
     grant = manager.prepare_store([(key, 0) for key in keys], WHO)
     assert grant is not None
     manager.complete_store(grant.slots)
@@ -75,38 +75,38 @@ def store(manager: OffloadManager, keys: Sequence[Key]) -> tuple[Key, ...]:
 
 
 class Unaware(Breakable):
-    """Has never heard of writes below."""
+    """Policy without a verb for the end of writes."""
 
     release_after_write = None  # type: ignore[assignment]  # as if it were not there
 
 
 def raising(*_: object) -> Sequence[int]:
-    """A verb with a bug."""
+    """Verb with a bug."""
     raise ZeroDivisionError
 
 
 def held(count: int, pins: Sequence[int]) -> Sequence[int]:
-    """Chooses what is held: its bytes would be overwritten while they are read."""
+    """Choose held chunks: their bytes would be overwritten while they are read."""
     return [handle for handle in range(4) if pins[handle]][:count]
 
 
 def the_same_twice(count: int, pins: Sequence[int]) -> Sequence[int]:
-    """Chooses one chunk for two."""
+    """Choose one chunk twice."""
     return [3] * count
 
 
 def unknown(count: int, pins: Sequence[int]) -> Sequence[int]:
-    """Chooses slots that do not exist."""
+    """Choose slots that do not exist."""
     return range(10**6, 10**6 + count)
 
 
 def too_few(count: int, pins: Sequence[int]) -> Sequence[int]:
-    """Chooses fewer than asked for, and not none."""
+    """Choose fewer than requested, but not none."""
     return [3] * (count - 1)
 
 
 def nonsense(count: int, pins: Sequence[int]) -> Sequence[int]:
-    """Chooses something else."""
+    """Choose values of another type."""
     return ["3"] * count  # type: ignore[list-item]  # that is the point
 
 
@@ -115,12 +115,12 @@ WRONG = [raising, held, the_same_twice, unknown, too_few, nonsense]
 
 @pytest.mark.parametrize("evict", WRONG)
 def test_a_policy_that_chooses_wrongly(evict: Callable[[int, Sequence[int]], Sequence[int]]) -> None:
-    """Promises 1 and 3: a chunk that is being loaded keeps its slot, the store gets others, and it is counted, once."""
+    """Promises 1 and 3: a chunk that is being loaded keeps its slot, the store gets others, and it is counted once."""
     policy = Breakable()
     manager = manager_over(policy, 4)
     store(manager, run(0, 4))
     load = manager.prepare_load(run(0, 1), WHO)
-    policy.evict = evict  # type: ignore[method-assign]  # a bug that comes with time
+    policy.evict = evict  # type: ignore[method-assign]  # a bug that appears later
     assert store(manager, run(10, 2)) == tuple(run(10, 2))
     assert store(manager, run(20, 2)) == tuple(run(20, 2))
     assert manager.lookup(run(0, 1)[0], WHO) is LookupResult.HIT
@@ -132,7 +132,10 @@ def test_a_policy_that_chooses_wrongly(evict: Callable[[int, Sequence[int]], Seq
 
 @pytest.mark.parametrize("policy", [Breakable(), Unaware()])
 def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy) -> None:
-    """Who cannot tell it from a use is told a use: it must get back what it passed over, or a slot is lost for ever."""
+    """A policy without that verb gets a use instead: chunks that it passed over must be returned to it.
+
+    Otherwise a slot is lost forever.
+    """
     counters = CoreCounters()
     host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = [host.filled(host.admit([key], ChunkState.STORING), ChunkEvent.STORED).slots[0] for key in run(0, 2)]
@@ -148,7 +151,7 @@ def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy)
 def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
     """Promise 3, as for every other verb."""
     policy, counters = Breakable(), CoreCounters()
-    policy.release_after_write = raising  # type: ignore[assignment]  # a bug that comes with time
+    policy.release_after_write = raising  # type: ignore[assignment]  # a bug that appears later
     host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = host.filled(host.admit(run(0, 2), ChunkState.STORING), ChunkEvent.STORED).slots
     host.pin_to_write(slots)
@@ -159,7 +162,7 @@ def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
 
 @pytest.mark.parametrize("verb", ["add", "touch", "release", "remove"])
 def test_a_policy_that_raises(verb: str) -> None:
-    """Promise 3: whichever verb it is, the engine does not hear of it, and every chunk can still be evicted."""
+    """Promise 3: for each verb, the engine notices nothing, and every chunk can still be evicted."""
     policy = Breakable()
     manager = manager_over(policy, 3)
     store(manager, run(0, 1))
@@ -176,7 +179,7 @@ def test_a_policy_that_raises(verb: str) -> None:
 
 
 def test_a_policy_that_says_not_now() -> None:
-    """None of as many as asked for: the store is refused, nothing has changed (S18), and it is no failure."""
+    """None of the requested victims: the store is refused, nothing has changed (S18), and it is no failure."""
     policy = Breakable()
     manager = manager_over(policy, 2)
     store(manager, run(0, 2))
@@ -190,7 +193,7 @@ def test_a_policy_that_says_not_now() -> None:
 
 
 def test_a_policy_may_refuse_newcomers() -> None:
-    """Under pressure a store is granted only in part; what was refused is let in the next time."""
+    """Under pressure a store is granted only in part; refused chunks are admitted the next time."""
     manager = manager_over(SecondSight(), 2)
     assert store(manager, run(0, 3)) == tuple(run(0, 2))
     assert manager.counters.admissions_refused == {HOST: 1}
@@ -198,7 +201,7 @@ def test_a_policy_may_refuse_newcomers() -> None:
 
 
 def test_a_policy_below_may_refuse_newcomers() -> None:
-    """A lower tier is not written what its policy does not let in."""
+    """A lower tier is not written chunks that its policy refuses."""
     limits = LowerTierLimits(2 * FRAME_BYTES, write=WritePolicy.THROUGH, queue_chunks_max=10)
     lower = LowerTier(0, "disk", DISK, limits, SecondSight())
     lower.load_index([(key, FRAME_BYTES) for key in run(90, 2)])
@@ -213,7 +216,7 @@ def test_a_policy_below_may_refuse_newcomers() -> None:
 
 
 def test_a_refusal_that_fails_refuses_nobody() -> None:
-    """Neither an exception nor an answer of another kind keeps chunks out."""
+    """Neither an exception nor an answer of another type excludes chunks."""
     policy = SecondSight()
     manager = manager_over(policy, 4)
     policy.refuse = lambda _keys, _free: 7  # type: ignore[method-assign,assignment,return-value]  # that is the point
@@ -224,7 +227,7 @@ def test_a_refusal_that_fails_refuses_nobody() -> None:
 
 
 def test_a_guard_has_the_abilities_of_its_policy() -> None:
-    """They are found by their methods: one more would be asked in vain, one less would never be."""
+    """Abilities are found by their methods: an extra one would be called without effect, a missing one never."""
     counters = CoreCounters()
     plain, strict, curious = (GuardedPolicy(made, HOST, counters) for made in (Breakable(), SecondSight(), Listener()))
     assert [isinstance(guard, AdmissionPolicy) for guard in (plain, strict, curious)] == [False, True, False]

@@ -21,7 +21,7 @@ def keys_of(batch: list[int]) -> list[Key]:
 
 
 def added(policy: LruPolicy, *batch: int) -> LruPolicy:
-    """A policy that knows these."""
+    """Policy that knows these handles."""
     policy.add(batch, keys_of(list(batch)))
     return policy
 
@@ -107,7 +107,7 @@ class LruMachine(RuleBasedStateMachine):
         assert len(self.policy) == len(self.order)
 
     def teardown(self) -> None:
-        """What is left must leave in the model's order."""
+        """Check that the remaining handles are evicted in the model's order."""
         self.release(list(range(HANDLES)))
         assert self.policy.evict(len(self.order), self.pins) == self.order
         assert not len(self.policy)
@@ -117,14 +117,14 @@ TestLru = LruMachine.TestCase
 
 
 def test_s54_tail_leaves_before_head() -> None:
-    """S54: touched tail first, a prefix loses its tail first, so that what is left is still a prefix."""
+    """S54: touched tail first, a prefix loses its tail first, so that the rest is still a prefix."""
     policy = added(LruPolicy(), A, B, C)
     policy.touch([C, B, A])
     assert policy.evict(3, UNHELD) == [C, B, A]
 
 
 def test_too_few_can_be_chosen_then_none_is() -> None:
-    """All or nothing: a store that cannot be granted whole must not have cost anybody his place (S18)."""
+    """All or nothing: a store that cannot be granted whole must change no position (S18)."""
     policy = added(LruPolicy(), A, B, C)
     assert policy.evict(3, bytes([0, 1, 0])) == []
     assert len(policy) == 3
@@ -132,8 +132,10 @@ def test_too_few_can_be_chosen_then_none_is() -> None:
 
 
 def test_many_held_ones_in_the_way_are_passed_over_in_steps() -> None:
-    """A hundred thousand held chunks at the front must not stop the engine's thread: a choice gives up after some, and
-    the next one goes on where it stopped, so it succeeds within a bound."""
+    """A hundred thousand held chunks at the front must not stop the engine's thread.
+
+    A choice gives up after some of them, and the next one continues there, so it succeeds within a bound.
+    """
     count = 4 * PASSED_OVER_MAX
     policy = LruPolicy(count + 1)
     policy.add(range(count + 1), keys_of(list(range(count + 1))))
@@ -147,8 +149,10 @@ def test_many_held_ones_in_the_way_are_passed_over_in_steps() -> None:
 
 
 def test_handles_beyond_the_expected_number() -> None:
-    """Frames at rest are smaller than at most, so a tier can hold more chunks than it was opened for; what is known
-    moves along when the columns grow."""
+    """Most frames are smaller than the maximum, so a tier can hold more chunks than it was opened for.
+
+    Known handles are kept when columns grow.
+    """
     policy = added(LruPolicy(2), A, B)
     policy.touch([A])
     added(policy, 50_000)

@@ -21,7 +21,7 @@ UNHELD = bytes(100_000)
 
 
 def key_of(handle: int, salt: str | None) -> Key:
-    """A chunk of a tenant."""
+    """Key of a chunk of a tenant."""
     return make_key(b"%06d" % handle, 0, make_scope(salt, None))
 
 
@@ -31,15 +31,14 @@ def policy_of(capacity: int, each: int | None = None, named: dict[Tenant, int] |
 
 
 def add(policy: TenantPolicy, handles: list[int], salt: str | None) -> None:
-    """Chunks of one tenant became readable."""
+    """Add readable chunks of one tenant."""
     policy.add(handles, [key_of(handle, salt) for handle in handles])
 
 
 class TenantMachine(RuleBasedStateMachine):
     """Every history of verbs, against sets of handles.
 
-    It exists because a wrapper that forgets or doubles a handle leaks a slot, and one that mixes up tenants lets one
-    of them throw out another's chunks.
+    A wrapper that forgets or doubles a handle leaks a slot; one that confuses tenants lets one evict another's chunks.
     """
 
     def __init__(self) -> None:
@@ -141,7 +140,7 @@ def test_who_floods_the_tier_evicts_its_own_chunks() -> None:
 
 
 def test_a_tenant_over_its_quota_is_trimmed_though_there_is_room() -> None:
-    """A quota is what somebody pays for, not only what is left when others come; the coldest chunks go."""
+    """A quota holds always, not only under pressure; the coldest chunks are evicted."""
     policy = policy_of(1000, each=4)
     add(policy, list(range(10)), "a")
     policy.touch([0])
@@ -158,7 +157,7 @@ def test_trimming_is_bounded() -> None:
 
 
 def test_chunks_of_several_sizes_are_counted_by_their_bytes() -> None:
-    """Compressed frames are of all sizes; a quota in chunks would be a different promise."""
+    """Compressed frames have any size, so quotas count bytes, not chunks."""
     policy = TenantPolicy(LruPolicy, Quotas(1000, 100), 60)
     policy.chunk_bytes = lambda handle: 60 if handle % 2 else 10
     add(policy, [0, 1, 2, 3], "a")
@@ -168,7 +167,7 @@ def test_chunks_of_several_sizes_are_counted_by_their_bytes() -> None:
 
 
 def test_held_chunks_stay_and_the_next_tenant_is_asked() -> None:
-    """Whoever uses most may have everything in use; then room must come from somebody else."""
+    """All chunks of the largest tenant may be pinned; then room is taken from another tenant."""
     policy = policy_of(100, each=50)
     add(policy, list(range(40)), "a")
     add(policy, list(range(40, 50)), "b")
@@ -177,11 +176,11 @@ def test_held_chunks_stay_and_the_next_tenant_is_asked() -> None:
     assert policy.evict(3, pins) == [40, 41, 42]
     assert policy.evict(8, pins) == []
     assert len(policy) == 47
-    assert set(policy.evict(7, pins)) == set(range(43, 50)), "what was chosen in vain is chosen first"
+    assert set(policy.evict(7, pins)) == set(range(43, 50)), "chunks chosen without effect are chosen first"
 
 
 def test_the_end_of_a_write_is_no_use_for_any_tenant() -> None:
-    """Each tenant's policy is told of its own chunks, by its own numbers: who was passed over is its next to leave."""
+    """Each tenant's policy gets its own chunks, by its own numbers: a chunk passed over is its next victim."""
     policy = policy_of(6)
     add(policy, [0, 2, 4], "a")
     add(policy, [1, 3], "b")
@@ -192,7 +191,7 @@ def test_the_end_of_a_write_is_no_use_for_any_tenant() -> None:
 
 
 def test_more_tenants_than_are_told_apart_share_one_quota() -> None:
-    """Salts come from users: a table of them needs a bound."""
+    """Salts are set by users: a table of them needs a bound."""
     policy = TenantPolicy(LruPolicy, Quotas(100, 10, tenants_max=3), 1)
     for i in range(50):
         add(policy, [i], f"salt {i}")
@@ -203,7 +202,7 @@ def test_more_tenants_than_are_told_apart_share_one_quota() -> None:
 
 
 def test_tenants_without_chunks_make_place_for_others() -> None:
-    """A service that runs for months sees many salts, few at a time; none of them may be left behind."""
+    """A service that runs for months sees many salts, few at a time; none may remain without chunks."""
     policy = TenantPolicy(LruPolicy, Quotas(100, 10, tenants_max=4), 1)
     rng = random.Random(5)
     for i in range(500):
@@ -219,7 +218,7 @@ def test_tenants_without_chunks_make_place_for_others() -> None:
 
 
 def test_a_batch_of_newcomers_keeps_the_bound() -> None:
-    """A restart tells of chunks of thousands of tenants at once: each that is told apart has columns of its own."""
+    """A restart adds chunks of thousands of tenants at once: each tracked tenant has columns of its own."""
     policy = TenantPolicy(LruPolicy, Quotas(10_000, 10, tenants_max=4), 1)
     policy.add(list(range(500)), [key_of(i, f"salt {i}") for i in range(500)])
     assert len(policy.usage()) <= 5
@@ -230,7 +229,7 @@ def test_a_batch_of_newcomers_keeps_the_bound() -> None:
 
 
 class Counted(bytearray):
-    """A column of holds that counts how often it is read."""
+    """Column of holds that counts how often it is read."""
 
     reads = 0
 
@@ -240,8 +239,10 @@ class Counted(bytearray):
 
 
 def test_a_choice_looks_at_a_bounded_number_of_chunks() -> None:
-    """Promise 2, where most of a tenant's chunks are held: walking over all of them for each victim took a tenth of a
-    second. What nobody holds is found in a later call, and another tenant has its turn in the same one."""
+    """Promise 2, if most of a tenant's chunks are held: visiting all of them per victim took a tenth of a second.
+
+    Evictable chunks are found in a later call, and another tenant is tried in the same one.
+    """
     count = 8 * LOOKS_MAX
     policy = policy_of(2 * count)
     add(policy, list(range(count)), "a")
@@ -251,12 +252,12 @@ def test_a_choice_looks_at_a_bounded_number_of_chunks() -> None:
     Counted.reads = 0
     assert policy.evict(2, pins) == [count, count + 1]
     assert Counted.reads <= 2 * LOOKS_MAX
-    assert any(policy.evict(6, pins) for _ in range(100)), "what nobody holds is never found"
+    assert any(policy.evict(6, pins) for _ in range(100)), "evictable chunks are never found"
     assert policy.usage() == {A: count - 4}
 
 
 def test_what_was_trimmed_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart with a smaller quota trims for thousands of steps. Numbers that became free were walked over."""
+    """A restart with a smaller quota trims for thousands of steps. Free numbers must not be visited."""
     count = 10 * TRIMMED_MAX
     policy = policy_of(2 * count, each=TRIMMED_MAX)
     add(policy, list(range(count)), "a")
@@ -267,7 +268,7 @@ def test_what_was_trimmed_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_tenants_that_are_not_told_apart_cost_no_walk_over_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all places are taken, each chunk of a newcomer walked over all tenants in search of one without chunks."""
+    """With all places taken, a chunk of a new tenant must not cause a search over all tenants for a free place."""
     policy = TenantPolicy(LruPolicy, Quotas(10_000, 10, tenants_max=4), 1)
     policy.add(list(range(10)), [key_of(i, f"salt {i}") for i in range(10)])
     walks: list[int] = []
@@ -285,7 +286,7 @@ def test_tenants_that_are_not_told_apart_cost_no_walk_over_the_others(monkeypatc
 
 
 class Listening(LruPolicy):
-    """A policy with both abilities."""
+    """Policy with both abilities."""
 
     def __init__(self, chunks_max: int | None = None) -> None:
         super().__init__(chunks_max)
@@ -293,17 +294,17 @@ class Listening(LruPolicy):
         self.asked: list[tuple[int, int]] = []
 
     def observe_request(self, observation: RequestObservation) -> None:
-        """Note who came."""
+        """Note the request."""
         self.heard.append(observation.request_id)
 
     def refuse(self, keys: list[Key], free: int) -> list[int]:
-        """Let nobody in whose key is odd."""
+        """Refuse chunks with an odd key."""
         self.asked.append((len(keys), free))
         return [i for i, key in enumerate(keys) if key[-5] % 2]
 
 
 def test_each_tenant_has_a_policy_of_its_own() -> None:
-    """What a policy learns of one tenant must not decide about another's; and it sees the room of its quota."""
+    """Learning from one tenant must not affect another one's chunks; each policy gets the room of its quota."""
     made: list[Listening] = []
 
     def make(chunks_max: int) -> EvictionPolicy:
@@ -322,7 +323,7 @@ def test_each_tenant_has_a_policy_of_its_own() -> None:
 
 
 def test_abilities_that_the_policy_lacks_are_lacking() -> None:
-    """Tiers find abilities by name; a wrapper that has them all would make every lookup pay for observations."""
+    """Abilities are found by name; a wrapper with all of them would make every lookup pay for observations."""
     policy = policy_of(10)
     assert not hasattr(policy, "observe_request")
     assert not hasattr(policy, "refuse")
@@ -330,13 +331,13 @@ def test_abilities_that_the_policy_lacks_are_lacking() -> None:
 
 @pytest.mark.parametrize(("salt", "quota"), [("a", 5), ("b", 7), (None, 7), ("huge", 100)])
 def test_named_quotas_come_before_the_common_one(salt: str | None, quota: int) -> None:
-    """Somebody may have more than the others, but never more than the tier."""
+    """A tenant may have more than the others, but never more than the tier."""
     quotas = Quotas(100, 7, {A: 5, tenant_of_salt("huge"): 10_000})
     assert quotas.of(tenant_of_salt(salt)) == quota
 
 
 def test_requests_without_a_salt_are_a_tenant_too() -> None:
-    """Else whoever leaves the salt out would have no limit."""
+    """Otherwise requests without a salt would have no limit."""
     assert tenant_of(make_key(b"hash", 0)) == NO_TENANT
     policy = policy_of(100, each=2)
     add(policy, [0, 1, 2, 3], None)

@@ -23,7 +23,7 @@ HANDLES = 12
 
 
 class Ordering(EvictionPolicy, WriteAwarePolicy, Protocol):
-    """What all of tierkv's own policies are."""
+    """Interface of all of tierkv's own policies."""
 
 
 LOOKS_MAX = 5
@@ -41,7 +41,7 @@ keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True)
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Every history of verbs. Few keys, so that what left comes back; more handles than were expected."""
+    """Every history of verbs. Few keys, so that evicted ones are added again; more handles than were expected."""
 
     name = ""
 
@@ -119,7 +119,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.evictable())
     @rule(keys=keys)
     def replace(self, keys: list[Key]) -> None:
-        """What tiers do all day: room for newcomers, the newcomers, and their first use."""
+        """Common work of a tier: room for newcomers, the newcomers, and their first use."""
         new = [key for key in keys if key not in self.keys.values()][: self.evictable()]
         if new:
             self.evict(len(new))
@@ -132,7 +132,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert len(self.policy) == len(self.model.known()) == len(self.keys)
 
     def teardown(self) -> None:
-        """What is left must leave in the model's order."""
+        """Check that the remaining handles are evicted in the model's order."""
         self.release(list(range(HANDLES)))
         count = len(self.keys)
         assert list(self.policy.evict(count, self.pins)) == self.model.evict(count, ())
@@ -140,8 +140,10 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 def test_arc_puts_back_into_the_ring_of_before() -> None:
-    """A chunk that several used and that was passed over for a write is no newcomer when the write has ended: the ring
-    of newcomers gives way before it."""
+    """A chunk that several requests used, and that was passed over for a write, is no newcomer after the write.
+
+    The ring of newcomers is evicted before it.
+    """
     policy = ArcPolicy(EXPECTED)
     policy.add([0, 1, 2], KEYS[:3])
     policy.touch([0, 1])
@@ -154,6 +156,6 @@ def test_arc_puts_back_into_the_ring_of_before() -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_victims_as_the_textbook(name: str) -> None:
-    """Linked columns, compact ghosts and lazy counts are tricks; what they stand for is written down plainly."""
+    """Linked columns, compact ghosts and lazy counts are optimizations; the textbook is the plain algorithm."""
     machine = type(f"{name} machine", (PolicyMachine,), {"name": name})
     run_state_machine_as_test(machine, settings=settings(stateful_step_count=40, deadline=None))
