@@ -179,8 +179,8 @@ class TierChanges:
             raise EngineProtocolError(f"before={before!r}: there is no such lower tier; there are: {', '.join(names)}")
 
     def _resolved(self, table: Mapping[str, Any]) -> ResolvedTier:
-        config = parse_config({"host": {"capacity": 2**20}, "tiers": [dict(table)]}, source="attach_tier")
-        return resolve(config, self._registry, "attach_tier").tiers[0]
+        config = parse_config({"host": {"capacity": 2**20}, "tiers": [dict(table)]}, source="stack.tiers.attach")
+        return resolve(config, self._registry, "stack.tiers.attach").tiers[0]
 
     def _codecs_for(self, tier: ResolvedTier) -> Mapping[str, Codec]:
         return self._codecs if tier.codec.name in self._codecs else self._factory.open_codecs([tier])

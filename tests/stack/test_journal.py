@@ -1,0 +1,50 @@
+"""Journal of a stack: what is called where nothing is kept, and that both journals have every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stack_bed import opened, prompts_of, serve, stack_config
+
+from tierkv.recording.recorder import Recorder
+from tierkv.stack import opening
+from tierkv.stack.journal import NoJournal, StepJournal
+
+METHODS = sorted(name for name in vars(StepJournal) if not name.startswith("_"))
+
+
+class CountingJournal(NoJournal):
+    """Journal that keeps nothing but the names of its calls."""
+
+    calls: list[str]
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def __getattribute__(self, name: str) -> object:
+        if name in METHODS and name != "is_kept":
+            self.calls.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.needs_torch
+def test_a_stack_without_a_record_does_not_call_its_journal_in_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call per step, chunk or lookup is a cost that every stack without a record would pay."""
+    journal = CountingJournal()
+    monkeypatch.setattr(opening, "NoJournal", lambda: journal)
+    with opened(stack_config(tmp_path)) as stack:
+        serve(stack, prompts_of(31, 2))
+        assert stack.flush()
+        assert journal.calls == []
+        stack.reset_cache()
+    assert journal.calls == ["reset_began", "close"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("journal", [NoJournal, Recorder])
+def test_both_journals_have_every_method(journal: type, name: str) -> None:
+    """A method that one of them lacks would fail in the stack that uses it, and only there."""
+    assert hasattr(journal, name)
