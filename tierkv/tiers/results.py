@@ -45,7 +45,7 @@ def checked_results(results: object, count: int, is_allowed: Callable[[object], 
         raise BackendError(f"backend returned {len(checked)} results for {count} keys", tier=tier)
     for result in checked:
         if not isinstance(result, BaseException) and not is_allowed(result):
-            raise BackendError(f"backend returned the invalid result {describe(result)}", tier=tier)
+            raise BackendError(f"backend returned the impossible result {describe(result)}", tier=tier)
     return checked
 
 
