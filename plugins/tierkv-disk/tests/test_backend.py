@@ -342,7 +342,7 @@ def test_log_and_scan_agree(open_disk: OpenDisk, directory: Path) -> None:
     with open_disk() as disk:
         disk.put(frames(*range(8)))
         disk.forget([make_key(2), make_key(5)])
-        told = disk.scan()
+        scanned = disk.scan()
     known: dict[bytes, int] = {}
     for line in read_log(directory / "index.log"):
         known.pop(line.key, None)
@@ -350,5 +350,5 @@ def test_log_and_scan_agree(open_disk: OpenDisk, directory: Path) -> None:
             known[line.key] = line.frame_bytes
             data = (directory / f"segment-{line.segment:05d}.dat").read_bytes()
             assert data[line.page * PAGE :][: line.frame_bytes] == frames(*range(8))[Key(line.key)]
-    assert known == told
+    assert known == scanned
     assert make_namespace().fingerprint().hex() == directory.name

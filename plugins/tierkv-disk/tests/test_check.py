@@ -18,11 +18,11 @@ def check(place: Path, capacity_bytes: int | None = 1 << 20, **options: object) 
     assert tierkv_disk.PLUGIN.check is not None
     wanted = {"path": str(place), "min_free_bytes": 0, **options}
     before = tree(place.parent)
-    findings = list(tierkv_disk.PLUGIN.check(DiskOptions(**wanted), capacity_bytes))
+    check_results = list(tierkv_disk.PLUGIN.check(DiskOptions(**wanted), capacity_bytes))
     assert tree(place.parent) == before, "check changed something"
-    for finding in findings:
-        assert finding.ok or finding.fix, f"{finding}: a problem needs a fix"
-    return {finding.subject: finding for finding in findings}
+    for check_result in check_results:
+        assert check_result.ok or check_result.fix, f"{check_result}: a problem needs a fix"
+    return {check_result.subject: check_result for check_result in check_results}
 
 
 def tree(root: Path) -> dict[str, float]:
@@ -34,7 +34,7 @@ def test_an_absent_path(place: Path) -> None:
     """Everything that a first start needs is checked, and nothing is created."""
     found = check(place)
     assert list(found) == ["path", "permission", "direct I/O", "space"]
-    assert all(finding.ok for finding in found.values())
+    assert all(check_result.ok for check_result in found.values())
     assert "will be created" in found["path"].detail
 
 
@@ -74,7 +74,9 @@ def test_foreign_and_impossible_paths(place: Path) -> None:
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs sysfs, in which no user can create files")
 def test_a_path_that_cannot_be_written() -> None:
     """Tried out instead of derived from mode bits: root may write anywhere, and still not here."""
-    found = {finding.subject: finding for finding in tierkv_disk.check(DiskOptions("/sys/kernel/tier"), None)}
+    found = {
+        check_result.subject: check_result for check_result in tierkv_disk.check(DiskOptions("/sys/kernel/tier"), None)
+    }
     assert not found["permission"].ok
     assert found["permission"].fix
 

@@ -77,8 +77,8 @@ def test_the_bytes_that_are_written_do_not_change(open_disk: OpenDisk, place: Pa
 def test_the_golden_log_matches_the_documentation() -> None:
     """Read by the rules of docs/format.md, without the code under test."""
     (log,) = NEWEST.rglob("index.log")
-    told = [(line.kind, line.key, line.part, line.page, line.frame_bytes) for line in read_log(log)]
-    assert told == [
+    records = [(line.kind, line.key, line.part, line.page, line.frame_bytes) for line in read_log(log)]
+    assert records == [
         (1, make_key(0), 0, 0, 2 * PAGE),
         (1, make_key(1), 0, 2, PAGE),
         (1, make_key(2), 0, 3, 2 * PAGE),

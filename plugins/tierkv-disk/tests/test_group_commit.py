@@ -96,6 +96,6 @@ def test_the_log_has_the_order_of_the_table(open_disk: OpenDisk) -> None:
     with open_disk(durability="none") as disk:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(overwrite, range(4)))
-        told = {key: disk.get(key) for key in map(make_key, versions)}
+        final = {key: disk.get(key) for key in map(make_key, versions)}
     with open_disk() as disk:
-        assert {key: disk.get(key) for key in told} == told
+        assert {key: disk.get(key) for key in final} == final

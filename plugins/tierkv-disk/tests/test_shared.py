@@ -34,7 +34,7 @@ SHARED = {
 }
 
 
-def home_of(place: Path, model: str) -> Path:
+def directory_of(place: Path, model: str) -> Path:
     """Directory of a model's namespace."""
     return place / make_namespace(model).fingerprint().hex()
 
@@ -121,15 +121,15 @@ def test_unused_namespaces_make_room_oldest_first(
     for days, model in enumerate(("younger", "older", "open")):
         with open_disk(model=model, **options) as disk:
             disk.put(frames(*range(128), size=SIZE))
-        age(home_of(place, model), (days + 1) * 86400)
+        age(directory_of(place, model), (days + 1) * 86400)
     held = open_disk(model="open", **options)
     with caplog.at_level(logging.WARNING), open_disk(model="new", **options) as disk:
         disk.put(frames(*range(128), size=SIZE))
-        assert not home_of(place, "older").exists(), "the least recently used namespace must go first"
-        assert home_of(place, "younger").exists(), "more was removed than the low watermark requires"
+        assert not directory_of(place, "older").exists(), "the least recently used namespace must go first"
+        assert directory_of(place, "younger").exists(), "more was removed than the low watermark requires"
         assert held.read([make_key(5)]) == [frames(5, size=SIZE)[make_key(5)]]
     assert caplog.text.count("removed the namespace") == 1
-    assert home_of(place, "older").name in caplog.text
+    assert directory_of(place, "older").name in caplog.text
     assert used_bytes(place) <= LIMIT
 
 
@@ -162,7 +162,7 @@ def test_unused_namespaces_make_room_on_a_full_file_system(
     monkeypatch.setattr("tierkv_disk.directory.shared.shutil.disk_usage", lambda path: Usage())
     with open_disk(model="new", min_free_bytes=MIB) as disk:
         disk.put(frames(0))
-    assert not home_of(place, "old").exists()
+    assert not directory_of(place, "old").exists()
     with open_disk(model="third", min_free_bytes=MIB) as disk:
         disk.put(frames(0))
         with open_disk(model="fourth", min_free_bytes=MIB) as other:

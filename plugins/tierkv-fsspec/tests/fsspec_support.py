@@ -215,9 +215,9 @@ def open_at(url: str, model: str = "tests", **options: Any) -> Any:
 def check(url: str, **options: Any) -> dict[str, CheckResult]:
     """Check results by subject; each bad one has a fix."""
     assert tierkv_fsspec.PLUGIN.check is not None
-    findings = list(tierkv_fsspec.PLUGIN.check(FsspecOptions(url=url, **options), None))
-    assert all(finding.fix for finding in findings if not finding.ok)
-    return {finding.subject: finding for finding in findings}
+    check_results = list(tierkv_fsspec.PLUGIN.check(FsspecOptions(url=url, **options), None))
+    assert all(check_result.fix for check_result in check_results if not check_result.ok)
+    return {check_result.subject: check_result for check_result in check_results}
 
 
 def key(number: int) -> Key:

@@ -194,7 +194,7 @@ def test_check_of_directories(tmp_path: Path) -> None:
     """Good and bad paths are distinguished before the start, and nothing is created."""
     (tmp_path / "file").write_text("x")
     found = check(f"file://{tmp_path}/new/deep")
-    assert all(finding.ok for finding in found.values())
+    assert all(check_result.ok for check_result in found.values())
     assert "will be created" in found["write"].detail
     assert "GiB free" in found["space"].detail
     assert not (tmp_path / "new").exists()
@@ -245,7 +245,7 @@ def test_other_file_systems_with_directories(tmp_path: Path) -> None:
     assert get(backend, key(1)) == [None]
     assert (tmp_path / "share/prefix" / object_name(key(2))).read_bytes() == b"x"
     backend.close()
-    assert all(finding.ok for finding in check(url).values())
+    assert all(check_result.ok for check_result in check(url).values())
 
 
 @pytest.mark.parametrize("makes", [False, True], ids=["nothing made", "made by another"])

@@ -101,9 +101,9 @@ def test_absent_server(implementation: str) -> None:
     with pytest.raises(BackendUnavailableError, match="no connection"):
         reader(**nowhere)
     assert tierkv_fsspec.READ_ONLY_PLUGIN.check is not None
-    findings = {f.subject: f for f in tierkv_fsspec.READ_ONLY_PLUGIN.check(FsspecOptions(**nowhere), None)}
-    assert not findings["access"].ok
-    assert findings["access"].fix
+    check_results = {f.subject: f for f in tierkv_fsspec.READ_ONLY_PLUGIN.check(FsspecOptions(**nowhere), None)}
+    assert not check_results["access"].ok
+    assert check_results["access"].fix
 
 
 def test_http_is_not_for_writers(served: str) -> None:
@@ -117,10 +117,12 @@ def test_check_of_a_reader(served: str, implementation: str, tmp_path: Path) -> 
     """The check reports the implementation, and writes nothing."""
     assert tierkv_fsspec.READ_ONLY_PLUGIN.check is not None
     options = FsspecOptions(url=served, implementation=implementation)  # type: ignore[arg-type]  # one of the two
-    findings = {finding.subject: finding for finding in tierkv_fsspec.READ_ONLY_PLUGIN.check(options, None)}
-    assert all(finding.ok for finding in findings.values())
-    assert "write" not in findings
-    assert ("obstore" in findings["package"].detail) == (implementation == "obstore")
+    check_results = {
+        check_result.subject: check_result for check_result in tierkv_fsspec.READ_ONLY_PLUGIN.check(options, None)
+    }
+    assert all(check_result.ok for check_result in check_results.values())
+    assert "write" not in check_results
+    assert ("obstore" in check_results["package"].detail) == (implementation == "obstore")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,14 +11,14 @@ from fsspec_support import S3Server, check
 EXPIRES = {"Expiration": {"Days": 7}}
 
 
-def said(s3: S3Server, url: str, rule: dict[str, Any] | None, **options: Any) -> str:
+def lifecycle_detail(s3: S3Server, url: str, rule: dict[str, Any] | None, **options: Any) -> str:
     """Check result with one rule in the bucket or none. It never prevents a start."""
     if rule is not None:
         rules = {"Rules": [{"ID": "rule", "Status": "Enabled", **rule}]}
         s3.client.put_bucket_lifecycle_configuration(Bucket=url.split("/")[2], LifecycleConfiguration=rules)
-    finding = check(url, endpoint_url=s3.endpoint, **options)["lifecycle"]
-    assert finding.ok
-    return finding.detail
+    check_result = check(url, endpoint_url=s3.endpoint, **options)["lifecycle"]
+    assert check_result.ok
+    return check_result.detail
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def said(s3: S3Server, url: str, rule: dict[str, Any] | None, **options: Any) ->
 )
 def test_rule_that_removes_old_chunks(s3: S3Server, url: str, rule: dict[str, Any], options: dict[str, Any]) -> None:
     """The author of a rule needs to know that it covers the tier, and after how many days."""
-    assert "after 7 days" in said(s3, url, rule, **options)
+    assert "after 7 days" in lifecycle_detail(s3, url, rule, **options)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_bucket_that_grows_without_bound(
     s3: S3Server, url: str, rule: dict[str, Any] | None, options: dict[str, Any]
 ) -> None:
     """The cost of a cache is easily overlooked: a rule that does not cover the tier must not seem to cover it."""
-    text = said(s3, url, rule, **options)
+    text = lifecycle_detail(s3, url, rule, **options)
     assert "no rule removes old chunks" in text
     assert "grows without bound" in text
 
@@ -64,8 +64,8 @@ def test_rules_that_cannot_be_queried(s3: S3Server, url: str, monkeypatch: pytes
     """Reading the rules needs another permission than using the bucket, and it needs botocore."""
     s3.refuse[f"/{url.split('/')[2]}"] = "403 Forbidden"
     try:
-        assert said(s3, url, None).startswith("not known: access is refused")
+        assert lifecycle_detail(s3, url, None).startswith("not known: access is refused")
     finally:
         s3.refuse.clear()
     monkeypatch.setitem(sys.modules, "botocore", None)
-    assert "install boto3" in said(s3, url, None)
+    assert "install boto3" in lifecycle_detail(s3, url, None)

@@ -21,7 +21,7 @@ from tierkv_fsspec.options import Location
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"url": ""}, "s3://bucket/prefix"),
         ({"url": "bucket/prefix"}, "s3://bucket/prefix"),
@@ -46,9 +46,9 @@ from tierkv_fsspec.options import Location
         ({"url": "s3://b", "implementation": "boto"}, 'implementation = .boto.: allowed are "auto"'),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     """A typing error in the configuration must stop the start, with the option, its value and the allowed values."""
-    with pytest.raises(ValueError, match=said) as failure:
+    with pytest.raises(ValueError, match=message) as failure:
         FsspecOptions(**options)
     assert "secret" not in str(failure.value).replace("AWS_SECRET_ACCESS_KEY", "")
 

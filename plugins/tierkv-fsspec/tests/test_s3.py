@@ -40,12 +40,12 @@ def test_stored_frames_are_not_uploaded_again(s3: S3Server, url: str, options: d
     backend.close()
 
 
-@pytest.mark.parametrize("said", ["contains", "read_into"])
-def test_absent_frames_are_stored_by_one_request(s3: S3Server, url: str, options: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize("verb", ["contains", "read_into"])
+def test_absent_frames_are_stored_by_one_request(s3: S3Server, url: str, options: dict[str, Any], verb: str) -> None:
     """Engines look up before they compute and store: a second lookup would be the third request for a chunk."""
     backend = warmed(url, options)
     keys = [key(number) for number in range(4)]
-    if said == "contains":
+    if verb == "contains":
         assert backend.contains(keys) == [False] * 4
     else:
         assert get(backend, *keys) == [None] * 4

@@ -45,8 +45,8 @@ def test_bucket_that_refuses(s3: S3Server, url: str, options: dict[str, Any], mo
     assert "access is refused" in found["access"].detail
     assert "403" in found["access"].detail
     assert "right" in found["access"].fix
-    said = [str(failure.value), *(f"{finding}" for finding in found.values())]
-    assert not [secret for secret in secrets for text in said if secret in text]
+    texts = [str(failure.value), *(f"{check_result}" for check_result in found.values())]
+    assert not [secret for secret in secrets for text in texts if secret in text]
     assert failure.value.__cause__ is None, "the library's own text would be printed with a traceback"
 
 
@@ -87,7 +87,7 @@ def test_user_who_may_only_read(
 def test_check_of_a_good_bucket(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """All results are good, name implementation and source of credentials, and no object remains."""
     found = check(url, **options)
-    assert all(finding.ok for finding in found.values())
+    assert all(check_result.ok for check_result in found.values())
     assert ("obstore" if options["implementation"] == "obstore" else "s3fs") in found["package"].detail
     assert "AWS_ACCESS_KEY_ID" in found["credentials"].detail
     assert not [secret for secret in SECRETS if secret in str(found)]

@@ -46,10 +46,10 @@ def log() -> Iterator[io.StringIO]:
         logger.setLevel(level)
 
 
-def require_clean(*said: object) -> None:
+def require_clean(*outputs: object) -> None:
     """No output contains a secret, in its text or its repr."""
-    for thing in said:
-        for text in (str(thing), repr(thing)):
+    for output in outputs:
+        for text in (str(output), repr(output)):
             assert not [secret for secret in PLANTED if secret in text], text
 
 
@@ -58,22 +58,23 @@ def test_no_failure_shows_a_secret(s3: S3Server, url: str, options: dict[str, An
     backend = open_at(url, **options)
     require_clean(backend, backend._store, *vars(backend).values(), *vars(backend._store).values())
     put(backend, {key(1): b"x"})
-    said: list[object] = []
+    outputs: list[object] = []
     for status in ("403 Forbidden", "500 Internal Server Error", "400 Bad Request", "301 Moved Permanently"):
         s3.refuse[object_name(key(1))] = status
-        said += [*get(backend, key(1)), *put(backend, {key(1): b"y"}), *backend.delete([key(1)])]
-        said += backend.contains([key(1)])
+        outputs += [*get(backend, key(1)), *put(backend, {key(1): b"y"}), *backend.delete([key(1)])]
+        outputs += backend.contains([key(1)])
     s3.refuse.clear()
-    assert len([thing for thing in said if isinstance(thing, Exception)]) >= 12  # obstore deletes by another request
+    failures = [output for output in outputs if isinstance(output, Exception)]
+    assert len(failures) >= 12  # obstore deletes by another request
     with s3.enforcing_rights():
         with pytest.raises(tierkv.errors.BackendError) as failure:
             open_at(url, **options)
-        said.append(failure.value)
-        said += check(url, **options).values()
+        outputs.append(failure.value)
+        outputs += check(url, **options).values()
     assert failure.value.__cause__ is None
     assert failure.value.__suppress_context__
-    said += check(url, **options).values()
-    require_clean(*said, log.getvalue())
+    outputs += check(url, **options).values()
+    require_clean(*outputs, log.getvalue())
     backend.close()
 
 

@@ -259,7 +259,7 @@ def test_manifest_describes_the_namespace_for_users(server: ObjectServer, url: s
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"{}", "not a manifest of tierkv"),
         (b"\xff not json", "not a manifest of tierkv"),
@@ -268,11 +268,11 @@ def test_manifest_describes_the_namespace_for_users(server: ObjectServer, url: s
     ],
 )
 def test_foreign_manifest_is_refused_and_unchanged(
-    server: ObjectServer, url: str, options: dict[str, Any], content: bytes, said: str
+    server: ObjectServer, url: str, options: dict[str, Any], content: bytes, message: str
 ) -> None:
     """Data of another program, or of a later version, must not be written."""
     server.put(url, MANIFEST, content)
-    with pytest.raises(NamespaceMismatchError, match=said) as failure:
+    with pytest.raises(NamespaceMismatchError, match=message) as failure:
         open_at(url, **options)
     assert "Give another url" in str(failure.value)
     assert server.get(url, MANIFEST) == content
@@ -337,7 +337,7 @@ def test_listing_answers_the_first_question(server: ObjectServer, url: str, opti
 def test_check_of_a_good_path(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
     """All results are good, name the implementation, and no object remains."""
     found = check(url, **options)
-    assert all(finding.ok for finding in found.values()), found
+    assert all(check_result.ok for check_result in found.values()), found
     assert ("obstore" in found["package"].detail) == (options["implementation"] == "obstore")
     assert found["write"].detail == "a short object was stored and removed"
     assert server.names(url) == []

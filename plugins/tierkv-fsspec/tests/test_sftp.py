@@ -133,7 +133,7 @@ def test_threads_have_connections_of_their_own(sftp: SftpServer) -> None:
 def test_check(sftp: SftpServer) -> None:
     """A good path is reported as good, and an absent server by name."""
     found = check(sftp.url(uuid.uuid4().hex), storage_options=sftp.storage_options)
-    assert all(finding.ok for finding in found.values()), found
+    assert all(check_result.ok for check_result in found.values()), found
     nowhere = check("sftp://engine@127.0.0.1:9/x", storage_options=sftp.storage_options)
     assert not nowhere["access"].ok
 

@@ -23,8 +23,8 @@ def test_scan_yields_the_oldest_first(tmp_path: Path) -> None:
     backend.close()
     backend = open_at(tmp_path)
     put(backend, {key(8): b"after a reopen"})
-    told = [entry.key for entry in backend.scan()]
-    assert told == [key(number) for number in (3, 1, 0, 5, 9, 2, 6, 4, 8)]
+    scanned = [entry.key for entry in backend.scan()]
+    assert scanned == [key(number) for number in (3, 1, 0, 5, 9, 2, 6, 4, 8)]
     backend.close()
 
 
@@ -46,13 +46,13 @@ def test_index_and_frames_never_disagree(tmp_path: Path) -> None:
     put(backend, rest)
     put(backend, {key(3): b"y" * 70, Key(b"k" * 600): b"refused", key(11): b"z"})
     backend.delete([key(5), key(77)])
-    told = {entry.key: entry.frame_bytes for entry in backend.scan()}
+    scanned = {entry.key: entry.frame_bytes for entry in backend.scan()}
     backend.close()
     with lmdb.open(str(directory(tmp_path)), max_dbs=2, readonly=True) as env:
         frames = env.open_db(b"frames", create=False)
         with env.begin(db=frames) as txn, txn.cursor() as cursor:
-            assert {k: len(value) for k, value in cursor} == told
-    assert told == {k: len(frame) for k, frame in rest.items() if k != key(5)} | {key(3): 70, key(11): 1}
+            assert {k: len(value) for k, value in cursor} == scanned
+    assert scanned == {k: len(frame) for k, frame in rest.items() if k != key(5)} | {key(3): 70, key(11): 1}
 
 
 def test_frame_longer_than_the_buffer_is_an_error(tmp_path: Path) -> None:

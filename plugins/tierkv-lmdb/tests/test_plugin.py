@@ -61,8 +61,8 @@ CHECK_AS_NOBODY = """
 import os, tierkv_lmdb
 if os.geteuid() == 0:
     os.setuid(65534)
-for finding in tierkv_lmdb.PLUGIN.check(tierkv_lmdb.LmdbOptions(path="/usr/tierkv"), None):
-    print(finding)
+for check_result in tierkv_lmdb.PLUGIN.check(tierkv_lmdb.LmdbOptions(path="/usr/tierkv"), None):
+    print(check_result)
 """
 
 
@@ -70,19 +70,19 @@ def check(path: Path, capacity_bytes: int | None = 16 * MIB) -> dict[str, CheckR
     """Results by subject; the path is unchanged."""
     place = path if path.exists() else path.parent
     before = sorted((file, file.stat().st_mtime_ns) for file in place.rglob("*"))
-    findings = list(tierkv_lmdb.PLUGIN.check(LmdbOptions(path=str(path)), capacity_bytes))  # type: ignore[misc]
+    check_results = list(tierkv_lmdb.PLUGIN.check(LmdbOptions(path=str(path)), capacity_bytes))  # type: ignore[misc]
     assert sorted((file, file.stat().st_mtime_ns) for file in place.rglob("*")) == before
-    assert all(finding.fix for finding in findings if not finding.ok)
-    return {finding.subject: finding for finding in findings}
+    assert all(check_result.fix for check_result in check_results if not check_result.ok)
+    return {check_result.subject: check_result for check_result in check_results}
 
 
 def test_check_of_a_good_path(tmp_path: Path) -> None:
     """Before the first start and between two starts, all results are good, and the check creates nothing."""
     new = tmp_path / "deep" / "new"
-    assert all(finding.ok for finding in check(new).values())
+    assert all(check_result.ok for check_result in check(new).values())
     assert "will be created" in check(new)["path"].detail
     open_at(new).close()
-    assert all(finding.ok for finding in check(new).values())
+    assert all(check_result.ok for check_result in check(new).values())
     assert "lock" not in check(new)
 
 

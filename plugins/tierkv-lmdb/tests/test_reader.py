@@ -267,16 +267,16 @@ def test_check_of_a_reader(tmp_path: Path) -> None:
     check = tierkv_lmdb.READ_ONLY_PLUGIN.check
     assert check is not None
 
-    def findings(path: Path) -> dict[str, Any]:
-        return {finding.subject: finding for finding in check(LmdbReaderOptions(path=str(path)), None)}
+    def check_results(path: Path) -> dict[str, Any]:
+        return {check_result.subject: check_result for check_result in check(LmdbReaderOptions(path=str(path)), None)}
 
-    assert not findings(tmp_path / "missing")["path"].ok
+    assert not check_results(tmp_path / "missing")["path"].ok
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "thesis.txt").write_text("x")
-    assert "thesis.txt" in findings(tmp_path / "documents")["path"].detail
+    assert "thesis.txt" in check_results(tmp_path / "documents")["path"].detail
     backend = open_at(tmp_path / "tier")
-    found = findings(tmp_path / "tier")
+    found = check_results(tmp_path / "tier")
     assert found["path"].ok
     assert f"process {os.getpid()}" in found["lock"].detail
     backend.close()
-    assert "lock" not in findings(tmp_path / "tier")
+    assert "lock" not in check_results(tmp_path / "tier")
