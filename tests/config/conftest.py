@@ -17,7 +17,7 @@ from tierkv.plugins.registry import PluginRegistry
 
 
 def never_opened(*_: object) -> NoReturn:
-    """Stand for `open`: validating a configuration must not open anything.
+    """Function in place of ``open``: validating a configuration must not open anything.
 
     Raises:
         AssertionError: always.

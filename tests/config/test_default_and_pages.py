@@ -1,4 +1,4 @@
-"""What is shipped beside the code: the default stack and the pages of the documentation."""
+"""Files shipped beside the code: the default stack and the pages of the documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tierkv.config.schema import StackConfig
 
 
 def test_the_default_stack_lies_under_the_directory_given(tmp_path: Path) -> None:
-    """The demo must write where it was told, and nowhere else."""
+    """The demo must write to the given directory, and nowhere else."""
     stack = load_default(tmp_path)
     assert [tier.backend for tier in stack.tiers] == ["disk", "fsspec"]
     assert stack.tiers[0].options["path"] == f"{tmp_path}/disk"
@@ -72,7 +72,7 @@ def test_every_key_is_explained() -> None:
 
 
 def test_the_how_to_shows_a_stack_that_loads(tmp_path: Path, root: Path) -> None:
-    """Whoever copies the page's example must get a stack, in each of its syntaxes."""
+    """A copied example of the page must give a stack, in each of its syntaxes."""
     page = (root / "docs" / "how-to" / "write-a-stack.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(toml|yaml)\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     assert {language for language, _ in blocks} == {"toml", "yaml"}

@@ -1,4 +1,4 @@
-"""A file of a stack: three syntaxes, one meaning, and every way in which a file can be wrong."""
+"""Files of a stack: three syntaxes, one meaning, and every fault that a file can have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ retries = 3
 
 
 def complaint(path: Path) -> str:
-    """What is said about a file that cannot be used."""
+    """Message for an unusable file."""
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).startswith(str(path)), "an error names its file"
@@ -50,7 +50,7 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Run as nobody for a while: the permissions of files mean nothing to root."""
+    """Run as an unprivileged user for a while: file permissions do not bind root."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -80,7 +80,7 @@ def test_a_file_may_be_named_by_text(tmp_path: Path) -> None:
 
 
 def test_a_problem_names_the_file_that_it_is_in(tmp_path: Path) -> None:
-    """With several stacks at hand, the key path alone does not say where to look."""
+    """With several stacks, the key path alone does not identify the file."""
     assert "host.capacity: missing" in complaint(written(tmp_path, "a.toml", "[host]"))
 
 
@@ -97,7 +97,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_pipe(tmp_path: Path) -> None:
-    """Reading a pipe that nobody writes to would hang for ever."""
+    """Reading a pipe without a writer would hang forever."""
     path = tmp_path / "pipe.toml"
     os.mkfifo(path)
     assert "is not a regular file" in complaint(path)
@@ -135,7 +135,7 @@ def test_an_unknown_suffix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.toml", "a.yaml", "a.json"])
 def test_an_empty_file_gets_an_example(tmp_path: Path, name: str) -> None:
-    """Whoever starts from nothing needs a beginning, and it must be one that works."""
+    """A user who starts with an empty file needs an example, and it must work."""
     message = complaint(written(tmp_path, name, " \n"))
     assert "is empty" in message
     example = message.partition("\n\n")[2]
@@ -176,14 +176,14 @@ def test_an_empty_file_gets_an_example(tmp_path: Path, name: str) -> None:
     ids=lambda value: value[:30].encode() if isinstance(value, str) else None,
 )
 def test_a_malformed_file_is_told_with_its_place(tmp_path: Path, name: str, text: str | bytes, says: str) -> None:
-    """A syntax error must say where, in the words of the reader's editor: line and column."""
+    """A syntax error must have its position: line and column."""
     message = complaint(written(tmp_path, name, text))
     assert "\n" not in message
     assert re.search(says, message), message
 
 
 def test_yaml_merges_may_override(tmp_path: Path) -> None:
-    """Overriding a merged key is what merging is for; only a key written twice is a mistake."""
+    """Merging exists to override keys; only a key written twice is a mistake."""
     text = """
 base: &base {backend: disk, path: /a, capacity: 1GiB}
 host: {capacity: 1GiB}

@@ -1,4 +1,4 @@
-"""The keys of a tier's table that only its plugin knows."""
+"""Keys of a tier's table that only its plugin knows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def disk(make_backend: Any) -> BackendPlugin:
 
 
 def complaints(plugin: BackendPlugin, **given: object) -> list[str]:
-    """What is said about these options."""
+    """Messages about these options."""
     options, problems = make_options(plugin, given, "tiers[0]")
     assert options is None
     return [str(problem) for problem in problems]
@@ -90,7 +90,7 @@ def test_each_kind_of_bad_option_is_told(disk: BackendPlugin, given: dict[str, o
 
 
 def test_every_bad_option_is_told_at_once(disk: BackendPlugin) -> None:
-    """A missing, an unknown and a wrong option are three problems, not the first of them."""
+    """A missing, an unknown and a wrong option are three problems: all are reported."""
     lines = complaints(disk, depth="x", nonsense=1)
     assert sorted(line.partition(" ")[0].strip(":") for line in lines) == [
         "tiers[0].depth",
@@ -123,7 +123,7 @@ def test_options_are_described(disk: BackendPlugin) -> None:
 
 
 class TestPluginsAtFault:
-    """What only the plugin's author can mend is told as such, and names the plugin."""
+    """A fault of the plugin is reported as one, with the name of the plugin."""
 
     def test_an_option_with_the_name_of_a_common_key(self, make_backend: Any) -> None:
         """The user could never set it: the framework would take the key for itself."""
@@ -156,7 +156,7 @@ class TestPluginsAtFault:
             make_options(make_backend("odd", odd), {"socket": 1}, "tiers[0]")
 
     def test_a_check_of_its_own_that_crashes(self, make_backend: Any) -> None:
-        """A KeyError in somebody's __post_init__ must not reach the user as a traceback."""
+        """A KeyError in a plugin's __post_init__ must not reach the user as a traceback."""
 
         @dataclass
         class Clumsy:

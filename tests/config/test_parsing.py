@@ -1,4 +1,4 @@
-"""A mapping becomes a stack, or an error that lists everything that is wrong with it."""
+"""A mapping becomes a stack, or an error that lists all of its faults."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ DISK = {"backend": "disk", "path": "/tmp/x", "capacity": "8GiB"}
 
 
 def complaint(mapping: dict[str, Any]) -> list[str]:
-    """The lines of the error that this mapping gets."""
+    """Lines of the error for this mapping."""
     with pytest.raises(ConfigError) as caught:
         parse_config(mapping, source="s.toml")
     return str(caught.value).splitlines()
 
 
 def only_complaint(mapping: dict[str, Any]) -> str:
-    """The one line of the error that this mapping gets."""
+    """The one line of the error for this mapping."""
     (line,) = complaint(mapping)
     return line
 
 
 def tier(**keys: object) -> dict[str, Any]:
-    """A stack with one tier that has these keys beside the usual ones."""
+    """Stack with one tier that has these keys beside the usual ones."""
     return {"host": HOST, "tiers": [{**DISK, **keys}]}
 
 
 def test_the_smallest_stack_has_the_documented_defaults() -> None:
-    """What a user leaves out must be what the reference page says."""
+    """Omitted keys must have the values on the reference page."""
     stack = parse_config({"host": HOST})
     assert stack.host.capacity == 2**30
     assert stack.chunk.blocks == 1
@@ -57,7 +57,7 @@ def test_a_tier_sets_its_options_apart_and_is_named_after_its_backend() -> None:
 
 
 def test_a_stack_is_a_value() -> None:
-    """Nobody may turn a knob on a running stack behind its back."""
+    """No code may change an option of a running stack."""
     stack = parse_config({"host": HOST})
     with pytest.raises(ValidationError, match="frozen"):
         stack.host.capacity = 1  # type: ignore[misc]  # the point of the test

@@ -17,12 +17,12 @@ DISK = {"backend": "disk", "path": "/x", "capacity": "1GiB"}
 
 
 def stack(*tiers: dict[str, Any], **host: object) -> Any:
-    """A stack with these tiers."""
+    """Stack with these tiers."""
     return parse_config({"host": {"capacity": "1GiB", **host}, "tiers": tiers})
 
 
 def complaints(registry: PluginRegistry, *tiers: dict[str, Any], **host: object) -> list[str]:
-    """What is said about these tiers, without the name of the source."""
+    """Messages about these tiers, without the name of the source."""
     with pytest.raises(ConfigError) as caught:
         resolve(stack(*tiers, **host), registry, "s.toml")
     lines = str(caught.value).splitlines()
@@ -31,7 +31,7 @@ def complaints(registry: PluginRegistry, *tiers: dict[str, Any], **host: object)
 
 
 def test_names_become_plugins(registry: PluginRegistry) -> None:
-    """What opens a stack must not look anything up again, nor find it missing."""
+    """Code that opens a stack must not look up anything again, nor find it missing."""
     resolved = resolve(stack({**DISK, "codec": "zstd"}, {"backend": "bucket", "io_threads": 1}), registry)
     disk, bucket = resolved.tiers
     assert resolved.host_policy.name == "lru"
@@ -100,7 +100,7 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
     ],
 )
 def test_each_kind_of_mismatch_is_told(registry: PluginRegistry, tier: dict[str, Any], says: str) -> None:
-    """What only the plugins know must be wrong before anything starts, not at three in the morning."""
+    """Faults that only the plugins know must be found before anything starts."""
     (line,) = complaints(registry, tier)
     assert line.startswith(says)
 
@@ -109,7 +109,7 @@ def test_each_kind_of_mismatch_is_told(registry: PluginRegistry, tier: dict[str,
     "codec", [{"name": "rough"}, "rough", "none", {"name": "zstd", "level": 7}, {"name": "aes-256-gcm", "key_env": "A"}]
 )
 def test_a_codec_by_name_or_with_options(registry: PluginRegistry, codec: Any) -> None:
-    """A lossy tier takes every codec: what it wrote before must stay readable when it writes otherwise."""
+    """A lossy tier accepts every codec: earlier frames must stay readable after a change of the codec."""
     (tier,) = resolve(stack({**DISK, "codec": codec, "lossy": True}), registry).tiers
     assert tier.codec.name == (codec if isinstance(codec, str) else codec["name"])
     wanted = {} if isinstance(codec, str) else {name: value for name, value in codec.items() if name != "name"}
@@ -130,7 +130,7 @@ SECRET = "a1" * 32
     ],
 )
 def test_a_key_in_the_configuration_is_refused_and_not_repeated(registry: PluginRegistry, codec: Any) -> None:
-    """Who mistakes an option for the key itself must not find it in the log of every start."""
+    """A key written in place of an option must not appear in the log of every start."""
     lines = complaints(registry, {**DISK, "codec": codec})
     assert lines
     assert SECRET[:8] not in "".join(lines)
@@ -202,7 +202,7 @@ class TestBrokenPlugins:
         assert line.endswith("installed but broken: lame (`tierkv plugins` says why)")
 
     def test_options_that_only_their_author_can_mend(self, make_backend: Any, make_registry: Any) -> None:
-        """The dataclass is looked at when a stack needs it; the fault is told with the backend's name."""
+        """The dataclass is checked when a stack needs it; the fault is reported with the backend's name."""
         odd = make_backend("odd", make_dataclass("Odd", [("name", str)]), bounded=False)
         (line,) = complaints(make_registry(odd), {"backend": "odd"})
         assert line.endswith("backend 'odd' declares options that every tier has: name")

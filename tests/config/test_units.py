@@ -38,7 +38,7 @@ def test_sizes_below_one_byte_are_refused(written: object) -> None:
     "written", ["", "GiB", "8 8", "1e9", "8GiB8", "٣GiB", 1.5, True, None, [], "1..5GiB", "1" * 40]
 )
 def test_what_is_no_size_is_refused_with_what_is_one(written: object) -> None:
-    """Whoever guessed wrong must see the right form at once."""
+    """The error for a wrong form must show the right form."""
     with pytest.raises(ValueError, match=r"not a size; write .*\"8GiB\"; units: B, KB.*PiB"):
         parse_size(written)
 
@@ -58,7 +58,7 @@ def test_a_fraction_needs_a_unit() -> None:
 
 
 def test_a_size_has_a_bound() -> None:
-    """Sizes go into 64-bit fields; one that does not fit must be told here."""
+    """Sizes go into 64-bit fields; a larger one must be reported here."""
     assert parse_size(SIZE_BYTES_MAX) == SIZE_BYTES_MAX
     with pytest.raises(ValueError, match="at most"):
         parse_size(SIZE_BYTES_MAX + 1)

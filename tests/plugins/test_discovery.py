@@ -1,4 +1,4 @@
-"""What load_plugins finds, in which order, and what it makes of plugins that misbehave."""
+"""Discovery of plugins by load_plugins: order, and treatment of broken plugins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tierkv_backends():
 
 
 def only_broken(registry: PluginRegistry, name: str) -> BrokenPlugin:
-    """The broken plugin of that name; the built-ins are never harmed."""
+    """Broken plugin of that name; the built-ins are never affected."""
     assert {"none", "zstd"} <= registry.codecs.keys()
     (broken,) = [plugin for plugin in registry.broken if plugin.name == name]
     return broken
@@ -59,7 +59,7 @@ class TestWhatIsFound:
         assert {"foo", "foo-fast"} <= load_plugins().backends.keys()
 
     def test_built_ins_come_through_the_same_hooks(self) -> None:
-        """If our own codecs needed a back door, so would somebody's."""
+        """If the built-in codecs needed a private interface, so would those of plugins."""
         registry = load_plugins(entry_points=lambda group: [])
         assert {"none", "zstd"} <= registry.codecs.keys()
         assert "lru" in registry.policies
@@ -68,14 +68,14 @@ class TestWhatIsFound:
         assert (origin.distribution, origin.version, origin.target) == ("tierkv", __version__, "tierkv.plugins.builtin")
 
     def test_nothing_is_imported_before_plugins_are_loaded(self, install: Any) -> None:
-        """Importing tierkv must not run somebody's code."""
+        """Importing tierkv must not run the code of plugins."""
         module = install("foo", FOO)
         assert module not in sys.modules
         load_plugins()
         assert module in sys.modules
 
     def test_the_order_does_not_depend_on_the_order_of_installation(self, install: Any) -> None:
-        """Who wins a name must be the same on every machine: sorted by entry point, then distribution."""
+        """The owner of a name must be the same on every machine: sorted by entry point, then distribution."""
         install("foo-b", FOO)
         install("foo-a", FOO)
         install("foo-a", FOO, distribution="tierkv-another")
@@ -88,7 +88,7 @@ class TestWhatIsFound:
         assert winners == {"tierkv-another"}
 
     def test_objects_handed_in_come_before_installed_ones(self, install: Any) -> None:
-        """Who passes a plugin wants that one, whatever else is installed."""
+        """A caller that passes a plugin wants that one, whatever else is installed."""
         installed = install("foo", FOO)
         __import__(installed)
         mine = type("Mine", (), {"TIERKV_SPI": 1, "tierkv_backends": sys.modules[installed].tierkv_backends})
@@ -117,7 +117,7 @@ class TestWhatIsFound:
 
 
 class TestBrokenPlugins:
-    """Each is named, and costs nobody else anything."""
+    """Each broken plugin is named, and does not affect others."""
 
     @pytest.mark.parametrize(
         ("source", "error"),
@@ -155,7 +155,7 @@ class TestBrokenPlugins:
         ],
     )
     def test_each_way_of_being_broken_is_told(self, install: Any, source: str, error: str) -> None:
-        """The user of a broken plugin must learn its name, version and fault, in one line."""
+        """The user of a broken plugin must get its name, version and fault, in one line."""
         install("lame", source)
         broken = only_broken(load_plugins(), "lame")
         assert (broken.distribution, broken.version) == ("tierkv-lame", "1.2.3")
@@ -175,7 +175,7 @@ class TestBrokenPlugins:
             registry.require_backend("bad")
 
     def test_nothing_of_it_is_used(self, install: Any) -> None:
-        """Half a plugin is a riddle: its backend would be there, and its codec not."""
+        """Half a plugin would be confusing: its backend would be there, and its codec not."""
         source = FOO + "\n@hookimpl\ndef tierkv_codecs(): 1 / 0\n@hookimpl\ndef tierkv_observe(events): pass\n"
         install("foo", source)
         registry = load_plugins()
@@ -183,7 +183,7 @@ class TestBrokenPlugins:
         assert all(observer.origin.name != "foo" for observer in registry.observers)
 
     def test_of_two_with_one_name_the_first_works_and_both_are_named(self, install: Any) -> None:
-        """A clash must say whose name it is and who wanted it, or nobody can mend it."""
+        """A clash must name the owner of the name and the other plugin, so that the user can mend it."""
         install("foo", FOO)
         install("zoo", FOO)
         registry = load_plugins()
@@ -204,7 +204,7 @@ class TestBrokenPlugins:
         assert "AttributeError" in only_broken(load_plugins(), "foo").error
 
     def test_metadata_that_cannot_be_read_hides_nobody_else(self, install: Any, site: Path) -> None:
-        """Python gives up on all entry points when one distribution's file is malformed."""
+        """Python drops all entry points when one distribution's file is malformed."""
         install("foo", FOO)
         info = site / "wrecked-1.0.dist-info"
         info.mkdir()
@@ -232,12 +232,12 @@ class TestBrokenPlugins:
 
 
 class TestObservers:
-    """Those who want to hear of cache events."""
+    """Plugins that observe cache events."""
 
     EVENTS = (CacheEvent(CacheEventKind.STORED, "host", ()),)
 
     class Watching:
-        """Remembers what it is told."""
+        """Observer that remembers its events."""
 
         TIERKV_SPI = 1
 
@@ -249,7 +249,7 @@ class TestObservers:
             self.seen.append(events)
 
     class Raising:
-        """Cannot stand what it is told."""
+        """Observer that raises."""
 
         TIERKV_SPI = 1
 
@@ -264,7 +264,7 @@ class TestObservers:
         registry.observe(self.EVENTS)
 
     def test_one_that_raises_keeps_events_from_nobody(self) -> None:
-        """The fault is told after everybody was: the contract says that it costs its owner alone."""
+        """The fault is reported after all observers were called: it affects its owner alone."""
         first, last = self.Watching(), self.Watching()
         registry = load_plugins([first, self.Raising(), last], entry_points=lambda group: [])
         assert len(registry.observers) == 3
@@ -292,7 +292,7 @@ class TestObservers:
 
 
 class TestCommands:
-    """What plugins add to the program."""
+    """Commands that plugins add to the program."""
 
     def test_commands_are_asked_for_only_when_wanted(self, install: Any) -> None:
         """A serving process has no use for commands, and need not import what makes them."""

@@ -1,4 +1,4 @@
-"""What a plugin registers is checked when it is registered, so that nothing later has to doubt it."""
+"""Registered values are checked when a plugin registers them, so that later code can rely on them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Options:
 
 
 def make(*_: object) -> Any:
-    """Stand for `open`; it is looked at, not called."""
+    """Function in place of ``open``; it is inspected, not called."""
     raise AssertionError("opened")
 
 
 def backend(**changes: Any) -> BackendPlugin:
-    """A good backend with some changes."""
+    """Valid backend with some changes."""
     values: dict[str, Any] = {
         "name": "foo",
         "summary": "",
@@ -35,7 +35,7 @@ def backend(**changes: Any) -> BackendPlugin:
 
 
 def can(**flags: Any) -> BackendPlugin:
-    """A backend with these capabilities."""
+    """Backend with these capabilities."""
     return backend(capabilities=Capabilities(**flags))
 
 
@@ -51,7 +51,7 @@ def can(**flags: Any) -> BackendPlugin:
     ],
 )
 def test_what_is_in_order_passes(good: object) -> None:
-    """A check that refuses good plugins is worse than none."""
+    """A check that refuses valid plugins is worse than none."""
     check_plugin_value(good)
 
 
@@ -83,7 +83,7 @@ def test_what_is_in_order_passes(good: object) -> None:
     ],
 )
 def test_each_contradiction_is_told(bad: object, says: str) -> None:
-    """A plugin that lies about itself must be caught at its name, not at a chunk's bytes."""
+    """Contradictory capabilities must be reported at registration, with the name of the plugin."""
     with pytest.raises(PluginError) as caught:
         check_plugin_value(bad)
     assert says in str(caught.value)

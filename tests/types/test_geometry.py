@@ -1,4 +1,4 @@
-"""Chunk sizes: what divides what, and what an operator is told where it does not (spec, section 2)."""
+"""Chunk sizes: the sizes that divide each other, and the errors for those that do not (spec, section 2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_sizes_of_several_groups() -> None:
 
 
 def geometry_of(*groups: GroupSpec, blocks: int = 1) -> Geometry:
-    """The geometry of an engine with these groups."""
+    """Geometry of an engine with these groups."""
     return Geometry.of(EngineSpec("m", "bf16", groups, hash_block_tokens=1), blocks=blocks)
 
 
@@ -57,9 +57,11 @@ WINDOWS = st.integers(1, 40)
     st.integers(1, 40),
 )
 def test_s6_w_chunks_cover_the_window(spec: GroupSpec, factor: int, stop: int) -> None:
-    """S6: wherever a hit may end, at the end of a chunk or so little before it as ``end_slack`` says, its last W chunks
-    hold every token that the next one attends to; of each chunk the ``tail_blocks``, which is what is stored of it for
-    certain, are enough."""
+    """S6: the last W chunks hold every token that the next one attends to, wherever a hit may end.
+
+    That is the end of a chunk, or up to ``end_slack`` tokens before. Of each chunk the ``tail_blocks`` suffice, which
+    are always stored.
+    """
     group = geometry_of(spec, blocks=factor).groups[0]
     assert group.window_chunks is not None
     assert group.end_slack is not None
@@ -71,7 +73,7 @@ def test_s6_w_chunks_cover_the_window(spec: GroupSpec, factor: int, stop: int) -
 
 
 def test_a_hit_ends_where_its_window_does() -> None:
-    """Why there is an ``end_slack``: 2 tokens before the end of its chunk a window as long as a chunk needs two."""
+    """Reason for ``end_slack``: 2 tokens before the end of its chunk, a window as long as a chunk needs two chunks."""
     assert attended(window(16, 16), 48 - 2).start < 32
     assert [group.end_slack for group in geometry_of(window(16), local(16), ssm(), full()).groups] == [1, 1, 0, None]
 
@@ -95,7 +97,7 @@ def test_s8_two_full_groups_with_different_chunks() -> None:
     ],
 )
 def test_s9_aligned_chunks(groups: list[GroupSpec], aligned: list[int | None]) -> None:
-    """S9: where hits end with a chunk of full attention, only the last W of so many chunks of a window are of use."""
+    """S9: if hits end with a chunk of full attention, only the last W of its chunks of a window are useful."""
     assert [group.aligned_chunks for group in geometry_of(*groups).groups] == aligned
 
 
@@ -108,7 +110,7 @@ def test_s10_lookup_order() -> None:
 @pytest.mark.parametrize("kind", [GroupKind.SLIDING_WINDOW, GroupKind.CHUNKED_LOCAL])
 @pytest.mark.parametrize("length", [None, 0])
 def test_a_window_has_a_length(kind: GroupKind, length: int | None) -> None:
-    """A window of which nobody says how long it is cannot be served."""
+    """A window without a length cannot be served."""
     with pytest.raises(ConfigError, match="group 1: window_tokens"):
         geometry_of(full(), GroupSpec(4, (16,), kind, length))
 
@@ -173,6 +175,6 @@ def test_a_group_has_bytes(pages: tuple[int, ...]) -> None:
 
 
 def test_an_engine_has_groups() -> None:
-    """An engine without a group is a mistake in the adapter, told as one."""
+    """An engine without a group is a mistake in the adapter, reported as one."""
     with pytest.raises(ConfigError, match="no KV cache group"):
         Geometry.of(EngineSpec("m", "bf16", (), 16))

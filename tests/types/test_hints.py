@@ -1,4 +1,4 @@
-"""Hints are read strictly; what is wrong is named, and the rest still counts."""
+"""Hints are read strictly; faults are named, and the other hints still count."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tierkv.types.hints import _READERS, ALLOWED, NO_HINTS, RequestHints, parse_
 
 
 def read(**hints: object) -> RequestHints:
-    """Hints that have no fault."""
+    """Hints without a fault."""
     found, faults = parse_hints({"tierkv": hints})
     assert not faults
     return found
 
 
 def test_one_list_of_keys() -> None:
-    """A key that is read and not described, or described and not read, is a key that nobody can use."""
+    """A key that is read but not described, or described but not read, is of no use."""
     assert list(ALLOWED) == list(_READERS) == [field.name for field in fields(RequestHints)]
 
 
 def test_every_key_is_taken() -> None:
-    """What a user writes is what the stack gets."""
+    """The user's values reach the stack."""
     hints = read(
         load_tiers=["host", "disk"], max_load_tokens=8, max_offload_tokens=0, store=["disk"], priority=-3, ttl_s=1.5,
         retain=True, session="s1", continues=0.25, closed=True, one_shot=True,
@@ -72,7 +72,7 @@ def test_a_wrong_value_is_ignored_by_name(key: str, value: object) -> None:
 
 
 def test_a_fault_leaves_the_other_keys_alone() -> None:
-    """One typing error must not switch off everything else that the user said."""
+    """One typing error must not disable the user's other hints."""
     hints, faults = parse_hints({"tierkv": {"priority": "high", "session": "s", "ttl_s": None}})
     assert [fault.kind for fault in faults] == ["type"]
     assert hints == RequestHints(session="s")
@@ -101,7 +101,7 @@ def test_s12_the_outer_key_still_counts_and_the_inner_one_wins() -> None:
 
 @pytest.mark.parametrize("params", [[], "x", 3, {"tierkv": []}, {"tierkv": "yes"}], ids=str)
 def test_what_is_no_mapping_says_nothing(params: object) -> None:
-    """Whatever an engine hands over, reading it raises nothing."""
+    """Reading raises nothing, whatever an engine passes."""
     hints, faults = parse_hints(params)
     assert hints is NO_HINTS
     assert len(faults) == 1
@@ -116,7 +116,7 @@ anything = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*ALLOWED, "x", 3]), anything, max_size=5))
 def test_any_value_is_read_or_ignored(hints: dict[Any, Any]) -> None:
-    """Input from outside degrades, it never raises; and each value is either taken or told about, never both."""
+    """Faulty input never raises; each value is either used or reported, never both."""
     found, faults = parse_hints({"tierkv": hints}, ["host", "disk"])
     for key, value in hints.items():
         path = f"tierkv.{key}"

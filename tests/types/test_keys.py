@@ -57,13 +57,13 @@ def test_scopes_do_not_share_keys(one: tuple[str | None, str | None], other: tup
 
 @given(st.none() | st.text(), st.none() | st.text())
 def test_a_key_says_whose_it_is(salt: str | None, adapter: str | None) -> None:
-    """After a restart quotas know whose the chunks at rest are by nothing but their keys."""
+    """After a restart quotas know the tenants of chunks at rest only from their keys."""
     key = make_key(b"hash", 0, make_scope(salt, adapter))
     assert tenant_of(key) == tenant_of_salt(salt)
     assert (tenant_of(key) == NO_TENANT) == (salt is None)
 
 
 def test_plain_requests_keep_their_keys() -> None:
-    """What was stored by requests without salt and adapter is still found."""
+    """Chunks stored by requests without salt and adapter are still found."""
     assert make_key(b"hash", 0, make_scope(None, None)) == b"hash\0\0\0\0"
     assert make_scope("", None) != b""

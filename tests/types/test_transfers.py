@@ -1,4 +1,4 @@
-"""What crosses from scheduler to worker and back."""
+"""Messages between scheduler and worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = [Key(b"k" + bytes([i])) for i in range(8)]
 
 
 def job(groups: list[int], block_ids: list[int], sizes: list[int], indices: list[int]) -> TransferJob:
-    """A job with one chunk per entry of ``groups``."""
+    """Job with one chunk per entry of ``groups``."""
     count = len(groups)
     slots = tuple(SlotRef(i, 0) for i in range(count))
     return TransferJob(
@@ -70,7 +70,7 @@ def test_s89_aggregate_sums_and_leaves_its_sources() -> None:
 
 
 def test_instructions_pickle() -> None:
-    """Workers may be other processes: what they are told survives the way there."""
+    """Workers may be other processes: instructions must survive pickling."""
     meta = ConnectorMeta((job([0], [1], [1], [0]),), (), frozenset({1, 2}))
     assert pickle.loads(pickle.dumps(meta)) == meta
     output = WorkerOutput({1: 1}, {1: frozenset(KEYS[:1])}, {1: {0: (bytes(16), b"")}})
