@@ -1,4 +1,4 @@
-"""What is told of first tokens: rows from answers."""
+"""Rows of first tokens, made from answers."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_build_that_ends_early_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
 def test_a_model_that_was_built_is_in_its_place(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing else is; who builds it is told whose terms apply."""
+    """No other file is kept; the command prints the terms that apply to the weights."""
     monkeypatch.setattr(gemma_model, "_build", lambda _, model: (model.mkdir(), (model / "config.json").touch()))
     assert run(monkeypatch, str(tmp_path / "cache" / "gemma")) == 0
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["gemma"]

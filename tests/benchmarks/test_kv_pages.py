@@ -1,4 +1,4 @@
-"""How a prompt's KV is cut into chunks, for codecs and back."""
+"""Cut of a prompt's KV into chunks, for codecs and back."""
 
 from __future__ import annotations
 

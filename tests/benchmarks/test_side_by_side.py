@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_prompts() -> None:
 
 
 def test_a_turn_repeats_what_was_said_and_comes_after_it() -> None:
-    """That is what there is to cache; and nobody asks on before the answer is there."""
+    """Shared prefixes are what a cache can hit; and a user asks on only after an answer."""
     prompts = made()
     by_name = {prompt.name: prompt for prompt in prompts}
     turns = [prompt for prompt in prompts if prompt.after is not None]
@@ -119,7 +119,7 @@ def test_the_workload_presses_on_the_cpu_tier(sizes: Sizes) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_job_survives_its_file(stack: StackName) -> None:
-    """The other process must do what it was told."""
+    """The other process must follow its job."""
     job = a_job(stack, Life.LONG)
     text = json.dumps(asdict(job), default=lambda member: member.value)
     assert Job.of_json(json.loads(text)) == job
@@ -167,7 +167,7 @@ class Clock:
 
 
 class FakeConnector:
-    """Takes as long as it is told; answers "ask again" first."""
+    """Takes the given time; answers "not known yet" first."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -215,7 +215,7 @@ def watched_engine() -> tuple[Meters, FakeScheduler]:
 
 
 def test_a_step_is_what_lies_between_schedule_and_update() -> None:
-    """The engine's forward pass is nobody's overhead, and steps that only wait are told from those that work."""
+    """The engine's forward pass is not overhead, and steps that only wait are counted apart from those with work."""
     meters, scheduler = watched_engine()
     scheduler.schedule()
     assert not meters.worked
@@ -374,7 +374,7 @@ def test_the_models_shape_gives_realistic_chunks() -> None:
 
 
 def test_the_table_has_a_column_per_stack() -> None:
-    """What goes into the documentation comes from the rows, and a request that never ended says so."""
+    """The documentation is made from the rows, and a request that never ended is shown as such."""
     one = a_round(0.5, with_long=True)
     hung = {**a_phase(ttft_s=1.0, cached=0, read=1 << 30), "requests": [], "wall_s": 10.0}
     one[StackName.VLLM, Life.LONG] = {**one[StackName.VLLM, Life.LONG], "longer by one, again": hung}

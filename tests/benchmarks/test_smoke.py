@@ -1,4 +1,4 @@
-"""The benchmarks run, every row of them, and say what their readers count on. What they measure is nobody's verdict."""
+"""Every benchmark runs with all of its rows, in the format that readers depend on. No figure is judged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
 
 
 def test_every_benchmark_has_rows(rows: list[dict[str, Any]]) -> None:
-    """A benchmark that yields nothing would be missed by nobody, until its figure is needed."""
+    """A benchmark without rows would go unnoticed until its figure is needed."""
     # These have rows where there is vLLM, a model, or CUDA.
     elsewhere = {"vllm_manager", "vllm_ab", "gpu_copies", "model_kv", "model_transformers", "model_vllm"}
     assert {row["benchmark"] for row in rows} - elsewhere == NAMES
@@ -66,7 +66,7 @@ def test_every_row_has_its_figure_beside_its_limit(rows: list[dict[str, Any]]) -
 
 
 def test_targets_are_judged_by_their_own_figure(rows: list[dict[str, Any]]) -> None:
-    """``met`` must follow from what stands in the row, or a table of targets could say anything."""
+    """``met`` must follow from the row's figure, or a table of targets would prove nothing."""
     judged = [row for row in rows if row["target"]]
     assert judged
     for row in judged:
@@ -82,7 +82,7 @@ def test_moved_bytes_are_verified(rows: list[dict[str, Any]]) -> None:
 
 
 def test_moved_bytes_have_their_price(rows: list[dict[str, Any]]) -> None:
-    """What a tier takes of the processor is taken from the engine: no bandwidth without it."""
+    """Processor time of a tier is taken from the engine: no bandwidth without it."""
     moving = [row for row in rows if row["unit"] in {"GB/s", "GB/cpu s"}]
     assert {row["benchmark"] for row in moving} >= {"host_copies", "codecs", "disk", "lmdb_tier"}
     for row in moving:
@@ -91,7 +91,7 @@ def test_moved_bytes_have_their_price(rows: list[dict[str, Any]]) -> None:
 
 
 def test_the_table_shows_figure_limit_and_verdict(root: Path) -> None:
-    """What people read carries the same as what programs read."""
+    """The table for people has the same figures as the JSON for programs."""
     done = benchmark(root, "lookup", "--quick")
     assert done.returncode == 0, done.stderr
     for text in ("== lookup", "ns/key", "ratio <= 3", "limit: loop over a dict"):

@@ -75,8 +75,8 @@ def test_a_damaged_chunk_is_told_by_its_blocks() -> None:
         before = hand.blocks(0, 0, FIRST[0])
         hand.damage(slots=[2])  # slots are given out in order: the third chunk
         hand.begin_load(request("two"), SECOND[:1])
-        told = hand.settle()
-        assert (told.finished, told.failed, told.invalid) == ({"two"}, set(), {SECOND[0][2]})
+        reports = hand.settle()
+        assert (reports.finished, reports.failed, reports.invalid) == ({"two"}, set(), {SECOND[0][2]})
         kept = [0, 1, 3]
         assert torch.equal(hand.blocks(0, 0, [SECOND[0][i] for i in kept]), before[:, kept])
         three = request("three")
@@ -92,8 +92,8 @@ def test_the_damage_of_one_rank_is_everybodys(rank: int) -> None:
         part_bytes = hand.scheduler.stack.geometry.groups[0].worker_bytes
         hand.damage(rank * part_bytes, slots=[1])
         hand.begin_load(request("two"), SECOND[:1])
-        told = hand.settle()
-        assert (told.finished, told.failed, told.invalid) == ({"two"}, set(), {SECOND[0][1]})
+        reports = hand.settle()
+        assert (reports.finished, reports.failed, reports.invalid) == ({"two"}, set(), {SECOND[0][1]})
 
 
 def test_with_groups_a_load_fails_as_a_whole() -> None:
@@ -102,8 +102,8 @@ def test_with_groups_a_load_fails_as_a_whole() -> None:
         hand.compute(request("one"), FIRST, mark=3)
         hand.damage(slots=[2])
         hand.begin_load(request("two"), SECOND)
-        told = hand.settle()
-        assert (told.finished, told.failed, told.invalid) == ({"two"}, {"two"}, set())
+        reports = hand.settle()
+        assert (reports.finished, reports.failed, reports.invalid) == ({"two"}, {"two"}, set())
 
 
 def test_a_load_that_a_reset_has_overtaken_fails() -> None:
@@ -115,10 +115,10 @@ def test_a_load_that_a_reset_has_overtaken_fails() -> None:
         hand.workers[0].queue_stores(meta)
         hand.workers[0].drain()  # the bytes are there, and nobody has been told
         assert hand.scheduler.reset_cache()
-        assert hand.hear().finished == set(), "taken out of what vLLM hears"
+        assert hand.take_reports().finished == set(), "taken out of what vLLM hears"
         assert hand.scheduler.has_pending_work, "vLLM must come for the rest"
-        told = hand.settle()
-        assert (told.finished, told.failed) == ({"two"}, {"two"})
+        reports = hand.settle()
+        assert (reports.finished, reports.failed) == ({"two"}, {"two"})
         other = request("three")
         hand.scheduler.on_new_request(other)
         assert hand.ask(other) == 0, "nothing of before is found"
@@ -135,8 +135,8 @@ def test_after_a_reset_a_request_may_load_again() -> None:
             assert hand.scheduler.reset_cache()
             hand.compute(request("one"), FIRST[:1], mark=3)
             assert hand.begin_load(two, SECOND[:1]) == len(PROMPT)
-            told = hand.settle()
-            assert (told.finished, told.failed) == ({"two"}, set())
+            reports = hand.settle()
+            assert (reports.finished, reports.failed) == ({"two"}, set())
             assert dict(hand.scheduler.loaded_by_tier("two")) == {"host": len(PROMPT)}, "of this load alone"
             hand.begin_load(two, SECOND[:1])
             hand.start()
@@ -162,7 +162,7 @@ def test_an_overtaken_load_of_which_nobody_waits_is_told_once() -> None:
         hand.scheduler.request_finished(two, tuple(SECOND[:1]))
         assert hand.scheduler.reset_cache()
         hand.workers[0].drain()
-        assert hand.hear().finished == set()
+        assert hand.take_reports().finished == set()
         assert hand.settle().finished == {"two"}
         assert hand.settle().finished == set()
 
@@ -184,13 +184,13 @@ def test_steps_that_overlap() -> None:
         )
         hand.start()
         assert hand.scheduler.reset_cache()
-        output, started_workers, told = heard
-        hand.scheduler.process_output(output, started_workers, told.finished)
-        assert told.finished == set()
+        output, started_workers, reports = heard
+        hand.scheduler.process_output(output, started_workers, reports.finished)
+        assert reports.finished == set()
         assert torch.equal(hand.blocks(0, 0, SECOND[0]), before), "the bytes came; they are of the past all the same"
-        assert hand.hear().finished == set()
-        told = hand.settle()
-        assert (told.finished, told.failed) == ({"two"}, {"two"})
+        assert hand.take_reports().finished == set()
+        reports = hand.settle()
+        assert (reports.finished, reports.failed) == ({"two"}, {"two"})
 
 
 def test_a_reset_within_a_step_is_put_off() -> None:
@@ -211,8 +211,8 @@ def test_the_load_of_an_aborted_request_is_told_all_the_same() -> None:
         hand.begin_load(two, SECOND[:1])
         hand.start()
         hand.scheduler.request_finished(two, tuple(SECOND[:1]))
-        told = hand.settle()
-        assert (told.finished, told.failed) == ({"two"}, set())
+        reports = hand.settle()
+        assert (reports.finished, reports.failed) == ({"two"}, set())
 
 
 def test_blocks_that_tierkv_cannot_load_into_are_computed() -> None:
@@ -220,8 +220,8 @@ def test_blocks_that_tierkv_cannot_load_into_are_computed() -> None:
     with ByHand(HOST) as hand:
         hand.compute(request("one"), FIRST[:1], mark=3)
         assert hand.begin_load(request("two"), [SECOND[0][:2]]) == len(PROMPT)  # a table that is too short
-        told = hand.settle()
-        assert (told.finished, told.failed) == ({"two"}, {"two"})
+        reports = hand.settle()
+        assert (reports.finished, reports.failed) == ({"two"}, {"two"})
 
 
 def test_adapters_and_salts_have_caches_of_their_own() -> None:
@@ -334,9 +334,9 @@ def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> Non
 
         hand.workers[0].start_step = counting
         assert hand.begin_load(PlayedRequest("two", LONG), ids) == len(LONG)
-        told = hand.settle()
-        assert (told.finished, told.failed, told.invalid) == ({"two"}, set(), set())
-        assert hand.told == ["two"]
+        reports = hand.settle()
+        assert (reports.finished, reports.failed, reports.invalid) == ({"two"}, set(), set())
+        assert hand.reported == ["two"]
         assert len(segments) > 1
         assert all(torch.equal(hand.blocks(0, g, ids[g]), before[g]) for g in range(groups))
 
@@ -354,12 +354,12 @@ def test_a_segment_that_fails_is_reported_with_the_load(groups: int, tmp_path: P
         for file in tmp_path.rglob("*"):  # what is not in the host tier yet is lost
             if file.is_file() and file.suffix == ".dat":
                 file.write_bytes(bytes(file.stat().st_size))
-        told = hand.settle()
-        assert told.finished == {"two"}
+        reports = hand.settle()
+        assert reports.finished == {"two"}
         if groups > 1:
-            assert (told.failed, told.invalid) == ({"two"}, set())
+            assert (reports.failed, reports.invalid) == ({"two"}, set())
         else:
-            assert told.failed == set()
-            first = min(ids[0].index(block) for block in told.invalid)
-            assert told.invalid == set(ids[0][first:])
+            assert reports.failed == set()
+            first = min(ids[0].index(block) for block in reports.invalid)
+            assert reports.invalid == set(ids[0][first:])
             assert torch.equal(hand.blocks(0, 0, ids[0][:first]), before[:, :first])

@@ -1,4 +1,4 @@
-"""What the tests of the reference engine share: a small model, expected tokens, and a connector to drive it against."""
+"""Shared parts of the reference engine's tests: a small model, expected tokens, and a connector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Shape:
-    """How the layers of the small model attend, and into how many KV groups they fall."""
+    """Windows of the small model's layers, and the number of their KV groups."""
 
     name: str
     num_groups: int
@@ -164,7 +164,7 @@ class HostEvents:
 class HostConnector:
     """Keeps blocks in host memory, and holds the engine to the protocol while it does.
 
-    It is no tierkv: it has no tiers, no bounds and no chunks. It stands for any connector, so that the engine's side of
+    It is no tierkv: it has no tiers, no bounds and no chunks. It represents any connector, so that the engine's side of
     the protocol is tested by itself: it defers each lookup ``deferrals`` times, lets loads take ``load_steps`` steps in
     which their blocks hold NaN, and fails the keys that ``fails`` says. ``calls`` is the story. ``windows``: per group,
     in tokens; none given: all groups attend to everything.
@@ -243,7 +243,7 @@ class HostConnector:
         for name in step.preempted:
             self._tables[name] = [[] for _ in self.groups]
         for name in step.finished:
-            assert name not in self._requests, "told as finished without request_finished"
+            assert name not in self._requests, "reported as finished without request_finished"
         being_loaded = {i for job in self.live_jobs.values() if not job.is_store for i in job.block_ids}
         stores = []
         for entry in step.scheduled:
@@ -252,7 +252,7 @@ class HostConnector:
             seen = [self._first_visible(group, entry.num_computed_tokens) for group in self.groups]
             for ids, more, start in zip(table, entry.block_ids, seen, strict=True):
                 ids.extend(more)
-                assert NULL_BLOCK_ID not in ids[start:], "computed in the block that stands for nothing"
+                assert NULL_BLOCK_ID not in ids[start:], "computed in the null block"
                 assert not being_loaded.intersection(ids[start:]), "computed in blocks that a load writes"
             full = (entry.num_computed_tokens + entry.num_scheduled_tokens) // self._block_tokens
             first = self._num_stored[entry.request_id]
@@ -260,7 +260,7 @@ class HostConnector:
                 request = self._requests[entry.request_id]
                 starts = [first + sum(i == NULL_BLOCK_ID for i in ids[first:full]) for ids in table]
                 new = [ids[start:full] for start, ids in zip(starts, table, strict=True)]
-                assert not any(NULL_BLOCK_ID in ids for ids in new), "placeholders stand before the blocks only"
+                assert not any(NULL_BLOCK_ID in ids for ids in new), "null blocks are before all others only"
                 stores.append(self._job(request, starts, new, is_store=True))
                 self._num_stored[entry.request_id] = full
         meta = ConnectorMeta(tuple(self._new_loads), tuple(stores))
@@ -310,7 +310,7 @@ class HostConnector:
         return [call for call in self.calls if call[0] in names]
 
     def steps(self) -> list[StepOutput]:
-        """What each step was said to be."""
+        """Steps as scheduled."""
         return [call[1] for call in self.told("build_connector_meta")]
 
     def _needed(self, request: Request, end: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The block pool: nobody's block is handed out twice, and what is found is what was registered."""
+"""Block pool: no block has two owners, and a found block is one that was registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ids(blocks: list[Block]) -> list[int]:
 
 
 def test_the_null_block_is_never_handed_out() -> None:
-    """Block 0 stands for "no data" in every table; data in it would be everybody's."""
+    """Block 0 is the placeholder in every table; every request would read its data."""
     pool = BlockPool(4)
     assert pool.null_block.is_null
     assert pool.null_block.block_id == NULL_BLOCK_ID
@@ -34,7 +34,7 @@ def test_blocks_leave_in_the_order_in_which_they_were_released() -> None:
 
 
 def test_a_found_block_leaves_the_queue_and_keeps_its_content() -> None:
-    """This is a prefix hit: a free block must be taken before the queue hands it to somebody else."""
+    """This is a prefix hit: a free block must be taken before the queue hands it out."""
     pool = BlockPool(4)
     block = pool.allocate(1)[0]
     pool.register(block, b"h", 0)
@@ -110,7 +110,7 @@ def test_each_entry_into_the_free_queue_has_a_number_of_its_own() -> None:
 
 
 def test_misuse_is_refused() -> None:
-    """Each of these would hand one block to two owners, or vouch for bytes that nobody computed."""
+    """Each of these would give one block two owners, or register bytes that were never computed."""
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="2 blocks were asked for and 1 are free"):
         pool.allocate(2)

@@ -38,7 +38,7 @@ def test_a_prefix_leaves_a_token_to_compute() -> None:
 
 
 def test_only_computed_full_blocks_are_found() -> None:
-    """A block that is allocated, or half full, holds bytes of somebody else."""
+    """A block that is allocated, or half full, has bytes of another request."""
     tables = keeper(BlockPool(9))
     r = request([1, 2, 3, 4, 5])
     assert tables.open(r, [[]], 0, 5)

@@ -29,7 +29,7 @@ def words(count: int, seed: object = 0) -> list[int]:
 
 
 def names(connector: Any) -> list[str]:
-    """What was called, in order."""
+    """Calls, in order."""
     return [call[0] for call in connector.calls]
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_stored_twice_or_loaded_for_nothing(host_connector: Any) -> N
 
 
 def test_aborted_loads_keep_their_blocks(expected: Expected, host_connector: Any) -> None:
-    """The load of an aborted request writes into its blocks to the end. Whoever got one of them would say nonsense."""
+    """The load of an aborted request writes into its blocks until it ends: a new owner would read wrong bytes."""
     connector = host_connector(load_steps=6)
     engine = engine_with(connector, num_blocks=9)
     prompt = words(4 * BLOCK + 1)

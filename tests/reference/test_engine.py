@@ -102,7 +102,7 @@ def test_preemption_changes_no_token(expected: Expected, shape: Any) -> None:
 def test_loaded_prefixes_change_no_token(
     expected: Expected, cold: Any, host_connector: Any, shape: Any, load_steps: int
 ) -> None:
-    """What a connector brings back into an empty pool must continue as what was computed in place."""
+    """Tokens loaded into an empty pool must give the same continuation as computed ones."""
     connector = host_connector(load_steps=load_steps, deferrals=1, windows=shape.group_windows)
     first = small_engine(connector, **shape.config())
     first.generate(conversations(), 10)
@@ -286,7 +286,7 @@ def test_records_add_up(host_connector: Any) -> None:
 
 
 def test_progress_is_reported_after_each_step() -> None:
-    """A progress bar lives on it; and what it is told must be what happened."""
+    """A progress bar reads it, so it must report what happened."""
     engine = small_engine(max_batched_tokens=8)
     reports: list[StepReport] = []
     records = engine.generate([words(11), words(3)], 4, reports.append)
@@ -316,7 +316,7 @@ def test_empty_steps_idle(host_connector: Any) -> None:
 
 
 def test_steps_go_on_while_transfers_do(host_connector: Any) -> None:
-    """Whoever stops stepping with the last token leaves its stores on the way, and a finished request untold."""
+    """An engine that stops with the last token would leave stores in flight, and a finished request unreported."""
     connector = host_connector()
     connector.has_pending_work = lambda: len(connector.steps()) < 7
     engine = small_engine(connector)

@@ -1,8 +1,8 @@
 """The engine in all shapes over a real stack, in which every copy is as late as the protocol allows.
 
-A block that a window has passed is somebody else's in the very next step. So what is stored from it must be flushed
-before that, and what was not yet offered must not be stored from it at all: else bytes of another request go down under
-this one's key, with a good checksum. Here they are compared bit by bit.
+A block that a window has passed may have a new owner in the next step. So stores from it
+must be flushed before, and chunks that were not offered yet must not be stored from it. Otherwise bytes of another
+request are stored under this one's key, with a good checksum. Here they are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pages = dict[tuple[bytes, int], list[list[torch.Tensor]]]
 
 
 class LateWorker:
-    """A worker that lies in wait: a job is done when it must be flushed, or some steps later, and not before."""
+    """Worker that delays every job until it must be flushed, or for some steps."""
 
     def __init__(self, worker: Any, *, steps: int, flushes: bool = True) -> None:
         self._worker = worker

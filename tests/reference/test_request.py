@@ -46,7 +46,7 @@ def test_hashes_cover_full_blocks_only_and_grow_with_the_output() -> None:
 
 
 def test_the_salt_separates() -> None:
-    """Tenants that must not share KV are told apart by it."""
+    """Tenants that must not share KV differ by it."""
     assert not set(request([1, 2], salt="a").block_hashes) & set(request([1, 2]).block_hashes)
 
 

@@ -131,7 +131,7 @@ def test_running_requests_come_before_waiting_ones() -> None:
 
 
 def test_no_more_run_than_allowed() -> None:
-    """max_running bounds the blocks that are held; whoever comes later gets in when somebody ends."""
+    """max_running bounds the held blocks; a later request is admitted when an earlier one ends."""
     bench = Bench(max_running=2)
     for name in "abc":
         bench.add(name, 2, max_new_tokens=2)
@@ -144,7 +144,7 @@ def test_no_more_run_than_allowed() -> None:
 
 
 def test_the_oldest_takes_blocks_from_the_youngest() -> None:
-    """Preemption: the youngest loses everything, waits at the head, and is told whole when it comes back."""
+    """Preemption: the youngest loses all blocks, waits first in the queue, and returns with a whole table."""
     bench = Bench(num_blocks=7, max_running=3)
     a, b, c = bench.add("a", 4, 9), bench.add("b", 4, 9), bench.add("c", 4, 9)
     assert set(shares(bench.step())) == {"a", "b", "c"}
@@ -167,7 +167,7 @@ def test_the_oldest_takes_blocks_from_the_youngest() -> None:
 
 
 def test_several_preempted_keep_their_order() -> None:
-    """Whoever is older is served first, also when both had to go in one step."""
+    """The older request is scheduled first, also when both were preempted in one step."""
     bench = Bench(num_blocks=5)
     for name in "abcd":
         bench.add(name, 2, 2)
@@ -177,7 +177,7 @@ def test_several_preempted_keep_their_order() -> None:
 
 
 def test_a_request_stalls_rather_than_take_from_an_older_one() -> None:
-    """And while it stalls, nobody is let in who would eat the blocks that come free."""
+    """While a request stalls, no other is admitted that would take the freed blocks."""
     bench = Bench(num_blocks=6, max_batched_tokens=7)
     a, b = bench.add("a", 3, 3), bench.add("b", 10, 1)
     assert shares(bench.step()) == {"a": (0, 3), "b": (0, 4)}
@@ -221,7 +221,7 @@ def test_deferred_requests_come_before_those_behind_them() -> None:
 
 
 def test_the_connector_is_told_of_every_allocation() -> None:
-    """Also where nothing is loaded: then it learns that the lookup is over. Local hits are told when asking."""
+    """Also without a load: it ends the lookup. Local hits are passed with the question."""
     connector = Scripted({})
     bench = Bench(connector)
     bench.add("a", 5, 1)
@@ -331,7 +331,7 @@ def test_an_older_request_waits_for_blocks_that_a_load_is_writing() -> None:
     step = bench.step()
     assert step.preempted == {"b"}
     assert set(shares(step)) == {"a"}
-    assert connector.calls[-1][0] == "alloc", "whoever was preempted is not let in again in the same step"
+    assert connector.calls[-1][0] == "alloc", "a preempted request is not admitted again in the same step"
     while a.state is RequestState.RUNNING:
         bench.step()
     while b.state is not RequestState.FINISHED:
@@ -340,7 +340,7 @@ def test_an_older_request_waits_for_blocks_that_a_load_is_writing() -> None:
 
 
 def test_abort_while_waiting() -> None:
-    """It holds nothing; the connector hears of its end all the same, and the next step tells it once."""
+    """It holds no blocks; the connector gets its end all the same, and the next step reports it once."""
     connector = Scripted({"a": [None]})
     bench = Bench(connector)
     a = bench.add("a", 4)
@@ -369,7 +369,7 @@ def test_abort_while_running() -> None:
 
 
 def test_abort_while_loading() -> None:
-    """The load writes on: its blocks must not go to anybody else before it ended, and are not findable after."""
+    """The load goes on: its blocks must not be reused before its end, and are not findable after it."""
     connector = Scripted({"a": [4]})
     bench = Bench(connector, num_blocks=5)
     a = bench.add("a", 5)
@@ -413,7 +413,7 @@ def test_reports_of_strangers_are_ignored() -> None:
 
 @pytest.mark.parametrize("offer", [5, -1])
 def test_an_impossible_offer_is_refused(offer: int) -> None:
-    """More tokens than the request has would be KV of a future that nobody has decided."""
+    """KV beyond the request's tokens would belong to tokens that are not generated yet."""
     bench = Bench(Scripted({"a": [offer]}))
     bench.add("a", 4)
     with pytest.raises(EngineProtocolError, match=f"the connector offered {offer} more"):

@@ -1,4 +1,4 @@
-"""Tables of groups with windows: what is held, what is found again, and what a failed load leaves."""
+"""Tables of groups with windows: held blocks, found blocks, and blocks after a failed load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def computed(tables: TableKeeper, num_tokens: int, windows: Windows = HYBRID) ->
 
 @pytest.mark.parametrize(("window", "position", "first"), [(None, 9, 0), (1, 9, 9), (4, 9, 6), (10, 9, 0), (11, 9, 0)])
 def test_a_window_counts_the_token_itself(window: int | None, position: int, first: int) -> None:
-    """As in vLLM and the models: one off, and a token sees a block too many, which nobody keeps for it."""
+    """As in vLLM and the models: off by one, a token would attend to a block that is not kept for it."""
     assert first_visible(window, position) == first
 
 

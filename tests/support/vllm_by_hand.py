@@ -70,7 +70,7 @@ class CacheConfig:
 
 @dataclass
 class PlayedRequest:
-    """What is read of vLLM's Request."""
+    """Fields read of vLLM's Request."""
 
     request_id: str
     tokens: list[int]
@@ -102,7 +102,7 @@ class PlayedRequest:
 
 @dataclass(frozen=True)
 class PlayedBlock:
-    """What is read of vLLM's KVCacheBlock."""
+    """Fields read of vLLM's KVCacheBlock."""
 
     block_id: int
     block_hash: bytes | None = None
@@ -130,8 +130,8 @@ def scheduler_output(
 
 
 @dataclass
-class Told:
-    """What vLLM hears of loads in a step, from all workers together."""
+class LoadReports:
+    """Reports of loads in a step, of all workers together, as vLLM gets them."""
 
     finished: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -142,7 +142,7 @@ class ByHand:
     """A context manager; closes everything.
 
     Attributes:
-        told: every request of which the workers have told that its load is over, each time that they did.
+        reported: requests whose load the workers have reported as ended, once per report.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class ByHand:
         for worker, memory in zip(self.workers, self.memory, strict=True):
             worker.register_kv_caches(memory)
         self._failed: set[str] = set()
-        self._told_by: dict[str, int] = {}
-        self.told: list[str] = []
+        self._reported_by: dict[str, int] = {}
+        self.reported: list[str] = []
 
     def step(
         self,
@@ -171,14 +171,14 @@ class ByHand:
         forward: Callable[[], object] = lambda: None,
         *,
         local: bool = False,
-    ) -> Told:
+    ) -> LoadReports:
         """A step of the engine. ``local``: the worker is given the way back, as in an engine of one process."""
         meta, setup, failed_loads = self.start(output, local=local)
         forward()
         for worker in self.workers:
             worker.queue_stores(meta)
         self.sent = setup, failed_loads
-        return self.hear()
+        return self.take_reports()
 
     def start(self, output: SimpleNamespace | None = None, *, local: bool = False) -> tuple[Any, Any, Any]:
         """The first half of a step: scheduled, and begun by the workers."""
@@ -188,42 +188,42 @@ class ByHand:
             worker.start_step(meta, setup, failed_loads, self.scheduler.run_last_steps if local else None)
         return meta, setup, failed_loads
 
-    def collect(self) -> tuple[WorkerOutput, int, Told]:
-        """What the workers tell, joined as vLLM joins it: a load has ended when all of them have told so."""
-        told, outputs, started_workers = Told(), [], 0
+    def collect(self) -> tuple[WorkerOutput, int, LoadReports]:
+        """Join the workers' reports as vLLM does: a load has ended when all of them have reported it."""
+        reports, outputs, started_workers = LoadReports(), [], 0
         for worker in self.workers:
             results = worker.take_results()
             self._failed |= results.failed
-            told.invalid |= results.invalid_block_ids
+            reports.invalid |= results.invalid_block_ids
             for request_id in results.finished:
-                self._told_by[request_id] = self._told_by.get(request_id, 0) + 1
+                self._reported_by[request_id] = self._reported_by.get(request_id, 0) + 1
             output = worker.take_output()
             if output is not None:
                 outputs.append(pickle.loads(pickle.dumps(output[0])))
                 started_workers += output[1]
-        told.finished = {name for name, count in self._told_by.items() if count == len(self.workers)}
-        self._told_by = {name: count for name, count in self._told_by.items() if name not in told.finished}
-        self.told += told.finished
-        told.failed = self._failed & told.finished
-        self._failed -= told.failed
-        return WorkerOutput.aggregate(outputs), started_workers, told
+        reports.finished = {name for name, count in self._reported_by.items() if count == len(self.workers)}
+        self._reported_by = {name: count for name, count in self._reported_by.items() if name not in reports.finished}
+        self.reported += reports.finished
+        reports.failed = self._failed & reports.finished
+        self._failed -= reports.failed
+        return WorkerOutput.aggregate(outputs), started_workers, reports
 
-    def hear(self) -> Told:
-        """The second half of a step: what the workers told."""
-        output, started_workers, told = self.collect()
-        self.scheduler.process_output(output, started_workers, told.finished)
-        return told
+    def take_reports(self) -> LoadReports:
+        """Make the second half of a step: take in the workers' reports."""
+        output, started_workers, reports = self.collect()
+        self.scheduler.process_output(output, started_workers, reports.finished)
+        return reports
 
-    def settle(self) -> Told:
-        """Step until nothing is under way; all that was told meanwhile."""
-        told = Told()
+    def settle(self) -> LoadReports:
+        """Step until nothing is in flight. Returns all reports."""
+        reports = LoadReports()
         for _ in range(STEPS_MAX):
-            heard = self.step()
-            told.finished |= heard.finished
-            told.failed |= heard.failed
-            told.invalid |= heard.invalid
+            taken = self.step()
+            reports.finished |= taken.finished
+            reports.failed |= taken.failed
+            reports.invalid |= taken.invalid
             if not self.scheduler.has_pending_work:
-                return told
+                return reports
             time.sleep(PAUSE_S)
         raise AssertionError("transfers did not end")
 
@@ -259,7 +259,7 @@ class ByHand:
                 tensor.zero_()
 
     def ask(self, request: PlayedRequest) -> int:
-        """How much can be loaded, asked until it is known."""
+        """Ask for the tokens that can be loaded until the answer is known."""
         for _ in range(STEPS_MAX):
             tokens, _asynchronous = self.scheduler.get_num_new_matched_tokens(request, 0)
             if tokens is not None:

@@ -1,4 +1,4 @@
-"""One broken promise per class: what the kit must notice. Each is plain_files with a mistake that somebody made."""
+"""Broken backends: one broken promise per class, which the kit must notice. Each is plain_files with a real mistake."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class KeepsTheTail(PlainFiles):
 
 @noticed_by("test_delete_forgets", "test_bad_frames_are_quarantined")
 class NeverDeletes(PlainFiles):
-    """Leaves deleting to somebody else."""
+    """Never deletes."""
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         return [None] * len(keys)
@@ -162,7 +162,7 @@ class StripsZeros(PlainFiles):
 
 @noticed_by("test_odd_keys")
 class FoldsCase(PlainFiles):
-    """Lies on a file system that does not tell A from a."""
+    """Stores on a case-insensitive file system."""
 
     def path(self, key: Key) -> Path:
         return super().path(Key(key.lower()))
@@ -437,17 +437,17 @@ class RaisesWhatItMeets(PlainFiles):
 
 @noticed_by("test_path_is_a_file")
 class RawErrorAtAFile(RaisesWhatItMeets):
-    """Where the path is a file."""
+    """Error for a path that is a file."""
 
 
 @noticed_by("test_path_under_a_file")
 class RawErrorBelowAFile(RaisesWhatItMeets):
-    """Where a parent is a file."""
+    """Error for a parent that is a file."""
 
 
 @noticed_by("test_path_cannot_be_written")
 class RawErrorWithoutPermission(RaisesWhatItMeets):
-    """Where nothing may be created."""
+    """Error for a directory in which no file can be created."""
 
 
 @noticed_by("test_removed_behind_the_back", "test_damaged_behind_the_back")

@@ -273,7 +273,7 @@ class AcknowledgesAfterClose(PlainFiles):
 
 @noticed_by("test_close_while_calls_run")
 class CloseTakesWhatIsRead(PlainFiles):
-    """Removes at close what it believes to be temporary: everything that somebody reads."""
+    """Removes all files at close that it takes for temporary: also those that others read."""
 
     def __init__(self, context: BackendContext, options: PlainOptions) -> None:
         super().__init__(context, options)

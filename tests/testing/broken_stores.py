@@ -1,4 +1,4 @@
-"""Mistakes with what lies at a place: restarts, damage, room. Each is plain_files, broken in one way."""
+"""Broken stores: mistakes in restarts, damage, room. Each is plain_files, broken in one way."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class KeepsItsFirstLength(PlainFiles):
 
 @noticed_by("test_killed_while_opening")
 class HalfMade(PlainFiles):
-    """Takes its own half-made directory for somebody else's."""
+    """Takes its own half-made directory for a foreign one."""
 
     def __init__(self, context: BackendContext, options: PlainOptions) -> None:
         ready = Path(options.path) / "ready"

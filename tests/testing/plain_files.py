@@ -28,7 +28,7 @@ from tierkv.types.keys import Key
 
 @dataclass(frozen=True, slots=True)
 class PlainOptions:
-    """Where the files go."""
+    """Directory of the files."""
 
     path: str
 

@@ -47,7 +47,7 @@ def broken(monkeypatch):
 
 
 def failures(pytester: pytest.Pytester, text: str, test: str) -> int:
-    """How many cases of one test of the suite fail, or cannot even begin."""
+    """Number of failed or erroneous cases of one test of the suite."""
     file = pytester.makepyfile(text)
     outcomes = pytester.runpytest_inprocess(f"{file}::TestBroken::{test}").parseoutcomes()
     return outcomes.get("failed", 0) + outcomes.get("errors", 0)
@@ -62,7 +62,7 @@ def test_the_mistake_is_noticed(pytester: pytest.Pytester, name: str) -> None:
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_promise_of_the_framework_is_noticed(pytester: pytest.Pytester, name: str) -> None:
-    """What a backend and the framework promise together can break on the other side, too."""
+    """Joint promises of backend and framework can be broken on the framework's side, too."""
     plugin = f"plain_files.{BREAKS[name].plugin}"
     assert failures(pytester, SUITE.format(plugin=plugin) + PATCH.format(name=name), BREAKS[name].test)
 
@@ -99,7 +99,7 @@ def test_a_suite_that_cheats_is_noticed(pytester: pytest.Pytester, rule: str) ->
     ],
 )
 def test_other_ways_to_cheat_are_noticed(pytester: pytest.Pytester, line: str) -> None:
-    """What stands in the class is looked at as a whole: some rule is broken by it."""
+    """The suite's class is checked as a whole: it breaks a rule."""
     text = SUITE.format(plugin="plain_files.PLUGIN") + line
     assert any(failures(pytester, text, rule) for rule in RULES)
 
@@ -123,6 +123,6 @@ def test_a_shared_backend_without_live_access_is_noticed(pytester: pytest.Pytest
 
 
 def test_there_are_enough_tests() -> None:
-    """What third parties get is promised by number."""
+    """The number of tests for third parties is promised."""
     assert len(kit_tests(BackendConformance)) >= 80
     assert len(BROKEN) >= 40

@@ -1,4 +1,4 @@
-"""What the kit adds to pytest's command line: its own tests alone, and a report that does not depend on processes."""
+"""The kit in pytest: a selection of its own tests, and a report that does not depend on processes."""
 
 from __future__ import annotations
 
