@@ -24,8 +24,7 @@ INHERITS: dict[str, str] = {
     "KitBase": "a conformance kit is inherited by definition: pytest collects the methods of its classes",
     "StackKit": "fixtures of the kit for whole stacks, as KitBase",
     "*Tests": "parts of BackendConformance, which a backend author inherits as one class",
-    "_Rules": "being dissolved",
-    "HandEngine": "being dissolved",
+    "HandEngine": "SmallStack is the hand engine that opens its own stack; tests use either through one interface",
 }
 """Concrete class that others inherit from ("*" matches any prefix), or one that inherits, to the reason."""
 

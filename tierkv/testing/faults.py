@@ -49,24 +49,16 @@ class Rule:
     times_left: int | None = None
 
 
-class _Rules:
-    """Rules, and a note of every call; base of both wrappers.
+class FaultRules:
+    """Rules of one wrapped backend, and a note of every call. May be used on any thread."""
 
-    Attributes:
-        rules: what is spoiled now; may be changed at any time.
-        calls: names of the verbs that were called, in order.
-        running: calls that have begun and not returned.
-        room_bytes: only where the inner backend tells it (:class:`tierkv.abc.SupportsRoomLimit`).
-    """
-
-    room_bytes: int
-
-    def __init__(self, inner: Backend | AsyncBackend) -> None:
-        if isinstance(inner, SupportsRoomLimit):
-            self.room_bytes = inner.room_bytes
+    def __init__(self) -> None:
         self.rules: list[Rule] = []
+        """Faults in force; may be changed at any time."""
         self.calls: list[VerbName] = []
+        """Names of the verbs that were called, in order."""
         self.running = 0
+        """Number of calls that have begun and not returned."""
         self._lock = threading.Lock()
 
     def add(self, verb: VerbName, fault: Fault, times: int | None = None) -> Rule:
@@ -75,7 +67,7 @@ class _Rules:
         self.rules.append(rule)
         return rule
 
-    def _due(self, verb: VerbName) -> list[Rule]:
+    def begin_call(self, verb: VerbName) -> list[Rule]:
         """Note a call, and take the rules that apply to it, outermost first."""
         with self._lock:
             self.calls.append(verb)
@@ -86,23 +78,43 @@ class _Rules:
                     rule.times_left -= 1
         return due
 
-    def _returned(self) -> None:
+    def end_call(self) -> None:
+        """Note that a call returned."""
         with self._lock:
             self.running -= 1
 
     @staticmethod
-    def _spoil(due: Sequence[Rule], action: Inner, batch: Sequence[Any]) -> object:
+    def apply(due: Sequence[Rule], action: Inner, batch: Sequence[Any]) -> object:
+        """Result of an action with the faults of ``due`` around it."""
         for rule in reversed(due):
             action = partial(_spoiled, rule.fault, action)
         return action(batch)
 
 
-class FaultyBackend(_Rules):
+class FaultyBackend:
     """Blocking backend with rules; without rules, calls go straight to ``inner``."""
 
+    room_bytes: int
+    """Present only if the inner backend has it (:class:`tierkv.abc.SupportsRoomLimit`)."""
+
     def __init__(self, inner: Backend) -> None:
-        super().__init__(inner)
         self.inner = inner
+        self._faults = FaultRules()
+        self.rules = self._faults.rules
+        """Faults in force; may be changed at any time."""
+        self.calls = self._faults.calls
+        """Names of the verbs that were called, in order."""
+        if isinstance(inner, SupportsRoomLimit):
+            self.room_bytes = inner.room_bytes
+
+    @property
+    def running(self) -> int:
+        """Number of calls that have begun and not returned."""
+        return self._faults.running
+
+    def add(self, verb: VerbName, fault: Fault, times: int | None = None) -> Rule:
+        """Apply a fault to the next ``times`` calls of a verb, or to all of them."""
+        return self._faults.add(verb, fault, times)
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :meth:`tierkv.abc.Backend.contains`."""
@@ -131,21 +143,40 @@ class FaultyBackend(_Rules):
 
     def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
         try:
-            return self._spoil(self._due(verb), action, batch)
+            return self._faults.apply(self._faults.begin_call(verb), action, batch)
         finally:
-            self._returned()
+            self._faults.end_call()
 
 
-class AsyncFaultyBackend(_Rules):
+class AsyncFaultyBackend:
     """Async backend with rules. Faults are plain functions, so a call with a fault runs on a thread of its own.
 
-    A call without a rule stays on the loop. ``loop`` is that of the last call, None before the first.
+    A call without a rule stays on the loop.
     """
 
+    room_bytes: int
+    """Present only if the inner backend has it (:class:`tierkv.abc.SupportsRoomLimit`)."""
+
     def __init__(self, inner: AsyncBackend) -> None:
-        super().__init__(inner)
         self.inner = inner
+        self._faults = FaultRules()
+        self.rules = self._faults.rules
+        """Faults in force; may be changed at any time."""
+        self.calls = self._faults.calls
+        """Names of the verbs that were called, in order."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        """Event loop of the last call; None before the first."""
+        if isinstance(inner, SupportsRoomLimit):
+            self.room_bytes = inner.room_bytes
+
+    @property
+    def running(self) -> int:
+        """Number of calls that have begun and not returned."""
+        return self._faults.running
+
+    def add(self, verb: VerbName, fault: Fault, times: int | None = None) -> Rule:
+        """Apply a fault to the next ``times`` calls of a verb, or to all of them."""
+        return self._faults.add(verb, fault, times)
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :meth:`tierkv.abc.Backend.contains`."""
@@ -167,9 +198,11 @@ class AsyncFaultyBackend(_Rules):
         """See :meth:`tierkv.abc.SupportsScan.scan`. Called on a thread, also of an async backend."""
         inner = cast("SupportsScan", self.inner)
         try:
-            return cast("Iterable[Entry]", self._spoil(self._due("scan"), lambda _: inner.scan(), ()))
+            return cast(
+                "Iterable[Entry]", self._faults.apply(self._faults.begin_call("scan"), lambda _: inner.scan(), ())
+            )
         finally:
-            self._returned()
+            self._faults.end_call()
 
     async def close(self) -> None:
         """See :meth:`tierkv.abc.Backend.close`."""
@@ -177,7 +210,7 @@ class AsyncFaultyBackend(_Rules):
 
     async def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
         loop = self.loop = asyncio.get_running_loop()
-        due = self._due(verb)
+        due = self._faults.begin_call(verb)
 
         def on_the_loop(batch: Sequence[Any]) -> object:
             coroutine = action(batch)
@@ -188,9 +221,9 @@ class AsyncFaultyBackend(_Rules):
                 raise
 
         try:
-            return await (asyncio.to_thread(self._spoil, due, on_the_loop, batch) if due else action(batch))
+            return await (asyncio.to_thread(self._faults.apply, due, on_the_loop, batch) if due else action(batch))
         finally:
-            self._returned()
+            self._faults.end_call()
 
 
 def _spoiled(fault: Fault, action: Inner, batch: Sequence[Any]) -> object:
