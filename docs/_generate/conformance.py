@@ -20,7 +20,7 @@ NUMBERS = ("alignment", "preferred_batch", "preferred_read_batch", "preferred_co
 HEAD = """
 ## What each backend declares and passes
 
-Every backend of this repository runs the [conformance kit](../how-to/write-a-backend.md#prove-it), installed alone with
+Every backend of this repository runs the [conformance kit](../how-to/write-a-backend.md#tests), installed alone with
 the core, in each of the ways in which it can be configured. A test that a declaration does not call for is *not
 applicable*; one that it calls for and that is skipped is a failure. The figures are written by `nox -s conformance`.
 """
