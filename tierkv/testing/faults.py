@@ -117,28 +117,28 @@ class FaultyBackend:
         return self._faults.add(verb, fault, times)
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
-        """See :meth:`tierkv.abc.Backend.contains`."""
+        """Whether each key is present, by the inner backend and the rules."""
         return cast("Sequence[bool]", self._call("contains", keys, self.inner.contains))
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """See :meth:`tierkv.abc.Backend.read_into`."""
+        """Read frames into buffers, by the inner backend and the rules."""
         return cast("Sequence[ReadResult]", self._call("read_into", requests, self.inner.read_into))
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """See :meth:`tierkv.abc.Backend.write`."""
+        """Write frames, by the inner backend and the rules."""
         return cast("Sequence[WriteResult]", self._call("write", requests, self.inner.write))
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """See :meth:`tierkv.abc.Backend.delete`."""
+        """Delete keys, by the inner backend and the rules."""
         return cast("Sequence[WriteResult]", self._call("delete", keys, self.inner.delete))
 
     def scan(self) -> Iterable[Entry]:
-        """See :meth:`tierkv.abc.SupportsScan.scan`."""
+        """Entries of the inner backend, by its scan and the rules."""
         inner = cast("SupportsScan", self.inner)
         return cast("Iterable[Entry]", self._call("scan", (), lambda _: inner.scan()))
 
     def close(self) -> None:
-        """See :meth:`tierkv.abc.Backend.close`."""
+        """Close the inner backend, by the rules."""
         self._call("close", (), lambda _: self.inner.close())
 
     def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
@@ -179,23 +179,23 @@ class AsyncFaultyBackend:
         return self._faults.add(verb, fault, times)
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
-        """See :meth:`tierkv.abc.Backend.contains`."""
+        """Whether each key is present, by the inner backend and the rules."""
         return cast("Sequence[bool]", await self._call("contains", keys, self.inner.contains))
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """See :meth:`tierkv.abc.Backend.read_into`."""
+        """Read frames into buffers, by the inner backend and the rules."""
         return cast("Sequence[ReadResult]", await self._call("read_into", requests, self.inner.read_into))
 
     async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """See :meth:`tierkv.abc.Backend.write`."""
+        """Write frames, by the inner backend and the rules."""
         return cast("Sequence[WriteResult]", await self._call("write", requests, self.inner.write))
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """See :meth:`tierkv.abc.Backend.delete`."""
+        """Delete keys, by the inner backend and the rules."""
         return cast("Sequence[WriteResult]", await self._call("delete", keys, self.inner.delete))
 
     def scan(self) -> Iterable[Entry]:
-        """See :meth:`tierkv.abc.SupportsScan.scan`. Called on a thread, also of an async backend."""
+        """Entries of the inner backend, by its scan and the rules. Called on a thread, also of an async backend."""
         inner = cast("SupportsScan", self.inner)
         try:
             return cast(
@@ -205,7 +205,7 @@ class AsyncFaultyBackend:
             self._faults.end_call()
 
     async def close(self) -> None:
-        """See :meth:`tierkv.abc.Backend.close`."""
+        """Close the inner backend, by the rules."""
         await self._call("close", (), lambda _: self.inner.close())
 
     async def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
