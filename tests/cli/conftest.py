@@ -57,7 +57,7 @@ def tierkv_commands():
     @click.command()
     @click.argument("name")
     def greet(name):
-        """Greet somebody. Politely."""
+        """Print a greeting, politely."""
         click.echo(f"hello {name}")
     return [greet]
 '''

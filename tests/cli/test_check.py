@@ -82,7 +82,7 @@ def test_problems_of_file_and_plugins_are_told_before_any_probe(tierkv: Run, sta
 def test_a_key_that_is_missing_is_found(
     tierkv: Run, stack: Stack, monkeypatch: pytest.MonkeyPatch, key: str | None, *, ok: bool
 ) -> None:
-    """A stack that says aes-256-gcm does not start without it; better to hear of that here. The key is not shown."""
+    """A stack with aes-256-gcm does not start without it, so the check reports it. The key is not shown."""
     monkeypatch.delenv("TIERKV_TEST_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("TIERKV_TEST_KEY", key)

@@ -159,6 +159,6 @@ def test_a_key_is_found_however_it_is_given(hash_bytes: int) -> None:
 
 
 def test_nearest_names_begin_alike() -> None:
-    """What is offered must look like what was typed."""
+    """Completions must look like typed text."""
     assert similar_names("request-44", ["chat-4", "request-4", "request-5"]) == ["request-4", "request-5"]
     assert similar_names("qwxz", ["request-1"]) == []

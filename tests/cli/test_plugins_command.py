@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("site")
 
 
 def report(tierkv: Run) -> dict[str, Any]:
-    """What `tierkv plugins --json` prints."""
+    """Output of `tierkv plugins --json`."""
     said = tierkv("plugins", "--json")
     assert said.exit_code == 0, said.output
     parsed: dict[str, Any] = json.loads(said.stdout)
@@ -41,7 +41,7 @@ def test_the_table_tells_name_origin_and_abilities(tierkv: Run) -> None:
 
 
 def test_json_tells_everything_about_a_backend(tierkv: Run) -> None:
-    """Its options are told nowhere else by the program."""
+    """No other command lists the options."""
     (folder,) = [plugin for plugin in report(tierkv)["plugins"] if plugin["name"] == "folder"]
     assert (folder["kind"], folder["distribution"], folder["version"], folder["spi"]) == (
         "backend",

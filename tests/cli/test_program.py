@@ -25,7 +25,7 @@ HEAVY = {"torch", "numpy", "pydantic", "rich", "yaml", "tierkv.plugins.loading",
 
 
 def python(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
+    """Output of a fresh interpreter."""
     env = {**os.environ, **environment}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     return done.stdout
@@ -74,7 +74,7 @@ finally:
 
 
 class TestHelp:
-    """What the program says of itself."""
+    """Help of the program."""
 
     def test_help_lists_the_commands_with_examples(self, tierkv: Run) -> None:
         """Help is the first thing a newcomer reads."""
@@ -87,7 +87,7 @@ class TestHelp:
 
     @pytest.mark.parametrize("name", ["", *(name for name in COMMANDS if name != "demo")])
     def test_every_command_has_examples(self, tierkv: Run, name: str) -> None:
-        """An example is what people copy; so each stands on a line of its own."""
+        """Users copy examples, so each is on its own line."""
         said = tierkv(name, "--help") if name else tierkv("--help")
         assert said.exit_code == 0
         examples = said.output.partition("\n  Examples:\n")[2].partition("\n\n")[0].splitlines()

@@ -42,7 +42,7 @@ def test_every_policy_stands_between_the_bounds(tierkv: Run, trace: Path) -> Non
 
 
 def test_the_table_names_capacities_in_chunks_and_bytes(tierkv: Run, trace: Path) -> None:
-    """Nobody buys memory by the chunk."""
+    """Users buy memory by the byte, not by the chunk."""
     said = tierkv("replay", trace, "--policy", "lru", "--capacity", "2048", "--chunk-bytes", "2MiB")
     assert said.exit_code == 0, said.output
     assert "2,048 (4.00 GiB)" in said.stdout
@@ -51,7 +51,7 @@ def test_the_table_names_capacities_in_chunks_and_bytes(tierkv: Run, trace: Path
 
 
 def test_capacities_follow_the_trace(tierkv: Run, trace: Path) -> None:
-    """Who has only a trace wants to see where the curve bends, before any number is chosen."""
+    """With only a trace, a user needs the shape of the curve before choosing numbers."""
     said = tierkv("replay", trace, "--policy", "lru", "--json")
     sizes = {row["capacity_chunks"] for row in json.loads(said.stdout)["results"]}
     assert max(sizes) == 151
@@ -76,7 +76,7 @@ def test_wrong_options_are_told(tierkv: Run, trace: Path, words: list[str], answ
 
 
 def test_a_file_that_is_no_trace(tierkv: Run, tmp_path: Path) -> None:
-    """The line and the reason, for whoever converted it."""
+    """The line and the reason, for the author of the converter."""
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 1}\n', encoding="utf-8")
     said = tierkv("replay", path)

@@ -1,4 +1,4 @@
-"""How a user's words reach the stack: the extra configuration of vLLM's connector, and the versions it runs in."""
+"""Options in the extra configuration of vLLM's connector, and supported versions of vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_description_inline() -> None:
 
 
 def test_the_path_of_a_description(tmp_path: Path) -> None:
-    """What an administrator writes once, every server reads."""
+    """An administrator writes one file, and every server reads it."""
     path = tmp_path / "stack.toml"
     path.write_text('[host]\ncapacity = "2MiB"\n')
     assert read_options({"tierkv": str(path)}).host.capacity == 2 << 20

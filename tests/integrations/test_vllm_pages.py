@@ -1,4 +1,4 @@
-"""Where pages lie in vLLM's KV memory: every layout that 0.32 knows, built by hand as vLLM builds it."""
+"""Location of pages in vLLM's KV memory: every layout of 0.32, built by hand as vLLM builds it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Config:
-    """What is read of vLLM's ``OffloadingConfig``."""
+    """Attributes read from vLLM's ``OffloadingConfig``."""
 
     groups: tuple[Group, ...] = (Group(),)
     worker_kv_bytes_per_block: int = 4096
@@ -119,7 +119,7 @@ def test_two_ways_to_store_prompts_only_are_an_error() -> None:
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (32, 1), (33, 4), (128, 4), (500, 4), (512, 2), (513, 8)])
 def test_windows_are_told_in_chunks_of_the_stack(tokens: int, blocks: int) -> None:
-    """VLLM 0.33 counts a window in chunks of the size that it was told (one block): as many as cover it in ours."""
+    """VLLM 0.33 counts a window in its own chunks (one block). It is converted to the stack's chunks, rounded up."""
     told = Config(groups=(Group(), Group(group_id=1, sliding_window_size_in_chunks=-(-tokens // 32))))
     rescaled = with_stack_chunks(told, stack_of(blocks=blocks))
     assert rescaled.groups[0].sliding_window_size_in_chunks is None
@@ -178,7 +178,7 @@ def test_a_note_is_found_by_the_id_of_its_engine() -> None:
 
 
 def test_engines_that_share_an_id_are_an_error_where_it_matters() -> None:
-    """The user gave two engines one id: as long as they note the same it is nobody's business."""
+    """The user gave two engines one id. It is no error as long as their notes are equal."""
     notes = [StatesNote("shared", ["", "mamba"]) for _ in range(2)]
     assert read_states("shared", 2) == ("", "mamba")
     notes.append(StatesNote("shared", ["", "conv"]))
@@ -210,11 +210,11 @@ def test_what_cannot_be_served_is_refused_by_name(config: Config, says: str) -> 
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 PAGES, FACTOR, TOKENS, TOLD = (256, 512), 2, 16, 1024
-"""A block has 768 bytes in two tensors; vLLM's scheduler told of 1,024, as where groups differ in layers."""
+"""A block has 768 bytes in two tensors; vLLM's scheduler reports 1,024, as where groups differ in layers."""
 
 
 class Bed:
-    """A stack and its worker, which is told what vLLM tells."""
+    """A stack and its worker, with the calls that vLLM makes."""
 
     def __init__(self, stack: StagedStack) -> None:
         rng = np.random.default_rng(3)
@@ -279,7 +279,7 @@ def test_pages_come_back_and_what_no_page_fills_is_zero(bed: Bed) -> None:
 
 
 def test_the_front_of_the_first_chunk_may_be_missing(bed: Bed) -> None:
-    """What a window has left behind: the first index says that a block is skipped; loads skip it, too."""
+    """Blocks outside a window: the first index shows that a block is skipped, and loads skip it as well."""
     bed.store(keys(2), [2, 3, 4], index=1)
     assert bed.ask(keys(2)) == [HIT, HIT]
     transfer = bed.stack.prepare_load("r", keys(2))
@@ -311,7 +311,7 @@ def test_a_gap_in_the_middle_is_not_guessed_at(bed: Bed, caplog: pytest.LogCaptu
 
 
 def test_a_load_that_does_not_fit_its_chunks_is_an_error(bed: Bed) -> None:
-    """A load must not leave anything out, and vLLM cannot be told: rather no answer than a wrong one."""
+    """A load must be complete, and vLLM cannot handle a failure: no answer is better than a wrong one."""
     bed.store(keys(2), [1, 2, 3, 4])
     bed.ask(keys(2))
     transfer = bed.stack.prepare_load("r", keys(2))
@@ -320,7 +320,7 @@ def test_a_load_that_does_not_fit_its_chunks_is_an_error(bed: Bed) -> None:
 
 
 def test_a_store_that_cannot_be_copied_is_a_success_to_the_engine_and_a_miss_to_everybody(bed: Bed) -> None:
-    """VLLM's assertion would end the engine. A load of what cannot be copied is the one failure that it hears of."""
+    """VLLM's assertion would end the engine. A load that cannot be copied is the only failure that it gets."""
     assert bed.store(keys(1), [1, 999]).success
     assert bed.ask(keys(1)) == [MISS]
     bed.stack.end_step()

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler decided, in tierkv's words."""
+"""Translation of vLLM's scheduler output."""
 
 from __future__ import annotations
 

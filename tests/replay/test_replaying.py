@@ -1,4 +1,4 @@
-"""The replay's arithmetic, its bounds, and that a policy alone is told what the manager would tell it."""
+"""Arithmetic of the replay, its bounds, and equality with the calls that the manager makes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trace_of(*paths: Sequence[int]) -> list[TraceRequest]:
 
 
 class Book(LruPolicy):
-    """LRU that writes down what it is told, refuses what it is told to, and says not now on demand."""
+    """LRU that records its calls, refuses given keys, and returns no victims on demand."""
 
     def __init__(self, chunks_max: int, refused: Sequence[Key] = (), *, never_now: bool = False) -> None:
         super().__init__(chunks_max)
@@ -125,19 +125,19 @@ def test_nobody_is_better_than_the_clairvoyant(paths: list[list[int]], capacity:
 
 
 def test_the_clairvoyant_writes_nothing_in_vain() -> None:
-    """Writes stand beside hits: what nobody asks for again is not written, nor what is there."""
+    """Writes exclude chunks that are never requested again, and chunks that are stored already."""
     assert clairvoyant(trace_of([0, 1], [2], [0, 1], [0, 1], [3]), 10) == Replayed(8, 4, 2)
 
 
 def test_first_in_first_out_does_not_hear_of_uses() -> None:
-    """The floor of the table: a chunk leaves when its time has come, used or not."""
+    """The lower bound of the table: chunks are evicted in the order of arrival, used or not."""
     assert replay(trace_of([0], [1], [0], [2], [0]), FifoPolicy(2), 2).hits == 1
     assert replay(trace_of([0], [1], [0], [2], [0]), LruPolicy(2), 2).hits == 2
 
 
 @pytest.mark.parametrize("name", sorted(load_plugins().policies))
 def test_every_policy_can_be_replayed_twice_alike(name: str) -> None:
-    """A figure in a table is one that comes again."""
+    """Figures in a table must be reproducible."""
 
     def opened() -> EvictionPolicy:
         return load_plugins().require_policy(name).plugin.open(20)

@@ -42,7 +42,7 @@ def test_a_trace_as_it_is_published(tmp_path: Path, *, packed: bool) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
-    """Whoever converts a trace needs the line and the reason, not a traceback out of a parser."""
+    """The author of a converter needs the line and the reason, not the traceback of a parser."""
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 2, "hash_ids": [0]}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -52,7 +52,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """No file, no gzip, no text, a file that was cut off: each is told, none is taken for the trace's end."""
+    """No file, no gzip, no text, a truncated file: each is reported, and none counts as the trace's end."""
     whole = gzip.compress(b"".join(b'{"timestamp": %d, "hash_ids": []}\n' % i for i in range(5_000)))
     for name, content, words in (
         ("absent.jsonl", None, "No such file"),

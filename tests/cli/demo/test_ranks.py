@@ -1,4 +1,4 @@
-"""Workers in processes of their own, driven by hand: whole pages go out and come back, and a death is told."""
+"""Workers in separate processes, driven by hand: whole pages are stored and loaded, and a death is reported."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_the_worker_refuses_is_raised_here(ranks: tuple[list[RankProcess], 
 
 
 def test_a_dead_rank_is_told(ranks: tuple[list[RankProcess], Any]) -> None:
-    """The engine waits for its answer: it must hear of the death instead, and of how it died."""
+    """The engine waits for an answer, so it must get the death and its cause instead."""
     processes, _ = ranks
     os.kill(processes[1].pid, signal.SIGKILL)
     with pytest.raises(PhaseFailedError, match="died with exit code -9"):

@@ -1,4 +1,4 @@
-"""What the tests of the prefix cache for transformers share: one model of each kind, and a stack over a real disk."""
+"""Common fixtures of the prefix cache for transformers: one model of each kind, and a stack over a real disk."""
 
 from __future__ import annotations
 

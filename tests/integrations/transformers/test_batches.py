@@ -21,8 +21,7 @@ def loaded(cache: Any) -> list[int]:
 def test_rows_of_different_lengths_each_use_their_own_prefix(
     kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]
 ) -> None:
-    """A batch is a matter of throughput: the rows have nothing to do with each other, and one that nobody has seen
-    must not spoil the others' hits."""
+    """The rows of a batch are independent: a row without a stored prefix must not reduce the others' hits."""
     served, document = model(kind), make_prompt(100)
     prompts = [document + make_prompt(40, seed=1), document + make_prompt(3, seed=2), make_prompt(60, seed=3)]
     ids, mask = padded(prompts)
@@ -39,8 +38,9 @@ def test_rows_of_different_lengths_each_use_their_own_prefix(
 def test_the_next_turn_of_each_row_finds_the_answer(
     kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]
 ) -> None:
-    """In a conversation the next prompt begins with this one and its answer; also where rows of a batch were padded
-    by different amounts, and a window has long left the prompt behind."""
+    """The next prompt of a conversation begins with this one and its answer.
+
+    Rows are padded by different amounts, and the prompt is outside the window."""
     served = model(kind)
     prompts = [make_prompt(57, seed=1), make_prompt(90, seed=2)]
     ids, mask = padded(prompts)
@@ -56,7 +56,7 @@ def test_the_next_turn_of_each_row_finds_the_answer(
 
 
 def test_prompts_may_be_lists_and_unpadded(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
-    """A tokenizer gives lists where it was not asked for tensors; padding them is nobody's pleasure."""
+    """A tokenizer may return lists; the cache pads them."""
     served = model("llama")
     prompts = [make_prompt(30, seed=1), make_prompt(50, seed=2)]
     expected = greedy(served, *padded(prompts))
@@ -68,7 +68,7 @@ def test_prompts_may_be_lists_and_unpadded(model: Callable[..., Any], open_cache
 
 
 def test_without_a_mask_the_padding_token_is_padding(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
-    """As in `generate` itself; else padding would be taken for text, and found again as such."""
+    """As in `generate` itself. Otherwise padding would be taken for text, and found again as such."""
     served = model("llama")
     ids, mask = padded([make_prompt(30, seed=1), make_prompt(50, seed=2)])
     cache = open_cache(served)
@@ -168,7 +168,7 @@ def test_a_batch_that_the_user_runs_can_be_stored(
 
 
 def test_what_pads_a_short_answer_is_not_stored(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
-    """In a batch an answer that has ended is padded until the longest has; that text is nobody's prefix."""
+    """In a batch, a short answer is padded to the longest; the padding is no prefix of any prompt."""
     served = model("llama")
     prompts = [make_prompt(40, seed=1), make_prompt(40, seed=2)]
     plain = greedy(served, torch.tensor(prompts))

@@ -54,7 +54,7 @@ def test_logits_are_those_of_one_pass(
 def test_generate_gives_the_same_tokens_cold_warm_and_restarted(
     kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]
 ) -> None:
-    """What a user sees: the text does not change, whether nothing, the host tier or the disk has the prefix."""
+    """The text is the same with the prefix in no tier, in the host tier, or on the disk."""
     served, tokens = model(kind), make_prompt(170, seed=2)
     ids = torch.tensor([tokens])
     expected = greedy(served, ids)
@@ -102,7 +102,7 @@ def test_every_length_around_a_boundary(
 def test_chunks_of_several_blocks(
     kind: str, model: Callable[..., Any], open_cache: Callable[..., Any], stack: dict[str, Any]
 ) -> None:
-    """The stack's `[chunk]` joins blocks; a prefix then ends with a chunk, and windows lie in parts of chunks."""
+    """The stack's `[chunk]` joins blocks; a prefix then ends with a chunk, and windows cover parts of chunks."""
     served, tokens = model(kind), make_prompt(250, seed=3)
     ids = torch.tensor([tokens])
     expected = greedy(served, ids)

@@ -1,4 +1,4 @@
-"""Whose KV a chunk is: nothing that changes what the model computes may find what it computed before."""
+"""Identity of KV: a change of what the model computes must hide chunks computed before."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_the_configuration_says(open_cache: Callable[..., Any]) -> None:
 
 
 def test_the_attention_kernel(open_cache: Callable[..., Any]) -> None:
-    """Kernels round differently: what is restored shall be what would have been computed, bit by bit."""
+    """Kernels round differently: restored KV must equal computed KV bit for bit."""
     served = make_model("llama")
     first = Identity(served).root()
     served.set_attn_implementation("eager")
@@ -91,7 +91,7 @@ def test_block_sizes_do_not_share(open_cache: Callable[..., Any]) -> None:
 
 
 def test_tenants_do_not_share(open_cache: Callable[..., Any]) -> None:
-    """What one user's prompt has left must not even be noticed by another's."""
+    """One user's prompt must not be detectable by another user."""
     cache = open_cache(make_model("llama"))
     cache.prefill(PROMPT, cache_salt="alice")
     assert [found(cache, cache_salt=salt) for salt in ("alice", "bob", None)] == [96, 0, 0]
@@ -101,7 +101,7 @@ def test_tenants_do_not_share(open_cache: Callable[..., Any]) -> None:
 
 
 def test_hints_reach_the_stack(open_cache: Callable[..., Any]) -> None:
-    """What users say of a prompt counts here as in any engine."""
+    """Hints of users have the same effect as in any engine."""
     cache = open_cache(make_model("llama"))
     cache.prefill(PROMPT, hints={"max_offload_tokens": 48})
     assert found(cache) == 48

@@ -1,4 +1,4 @@
-"""What cannot be served is refused by name, with what to do; never served wrong."""
+"""Unsupported models and inputs are refused by name with the fix, and never give wrong results."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_cache_of_other_tokens(model: Callable[..., Any], open_cache: Callable
 
 
 def test_two_threads_and_the_end(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
-    """Two threads would mix up one stack's steps; a closed cache has no stack. Both are told, and nothing hangs."""
+    """Two threads would mix up one stack's steps; a closed cache has no stack. Both are refused, and nothing hangs."""
     cache = open_cache(model("llama"))
     inside, go_on, errors = threading.Event(), threading.Event(), []
 
@@ -191,7 +191,7 @@ def test_versions_that_are_not_served(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["4.56.0", "4.57.6", "5.0.0", "5.19.0", "5.23.0", "5.24.0.dev0"])
 def test_versions_that_are_served(version: str) -> None:
-    """Nobody is locked out by a patch release."""
+    """A patch release is always accepted."""
     check_version(version)
 
 

@@ -51,7 +51,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_another_process_finds_the_document(kind: str, tmp_path: Path, model: Callable[..., Any]) -> None:
-    """What `prefill` has returned from is on the disk, whatever becomes of the process."""
+    """After `prefill` returns, its chunks are on the disk, even if the process dies."""
     first = run(kind, str(tmp_path / "kv"), "kill")
     assert first.returncode == -signal.SIGKILL, first.stderr
     finds(kind, str(tmp_path / "kv"), model)
@@ -80,7 +80,7 @@ def finds(kind: str, stack: str, model: Callable[..., Any]) -> None:
 
 
 def test_a_stack_may_be_a_file(tmp_path: Path, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
-    """The description that `tierkv check` reads; and its mistakes are told as there."""
+    """The description is the one of `tierkv check`, and its mistakes are reported in the same way."""
     path = tmp_path / "stack.toml"
     path.write_text(f'[host]\ncapacity = "1MiB"\n[[tiers]]\nbackend = "fsspec"\nurl = "file://{tmp_path}/kv"\n')
     for loaded in (0, 96):
@@ -97,7 +97,7 @@ def test_a_stack_may_be_a_file(tmp_path: Path, model: Callable[..., Any], open_c
 def test_a_stack_for_prompts_only(
     model: Callable[..., Any], open_cache: Callable[..., Any], stack: dict[str, Any]
 ) -> None:
-    """`store.prompt_only` means here what it means everywhere: what was generated is nobody's prefix."""
+    """`store.prompt_only` has its usual meaning: generated tokens are not stored."""
     cache = open_cache(model("gemma3"), {**stack, "store": {"prompt_only": True}})
     answered = cache.generate(make_prompt(100), **GREEDY)
     assert cache.load(answered).tokens == 96

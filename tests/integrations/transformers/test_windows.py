@@ -1,4 +1,4 @@
-"""What sliding layers forget: recorded until it is stored, stored at every chunk, and never stored half."""
+"""Sliding layers: dropped tokens are recorded until they are stored, at every chunk, and never in part."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_foreign_cache_is_stored_as_far_as_it_remembers(
     served, tokens = model("gemma3"), make_prompt(160)
     cache = open_cache(served)
     cache.store(torch.tensor([tokens]), computed_in_pieces(served, tokens, (160,)))
-    # The window of 40 before a hit lies in three chunks; transformers keeps 39 tokens, of which two chunks are whole.
+    # The window of 40 before a hit covers three chunks; transformers keeps 39 tokens, of which two chunks are whole.
     assert cache.load([*tokens, 5]).tokens == 0
     assert cache.stack.metrics.counters.chunks_stored == 160 // 16 + 2
     ids = torch.tensor([[*tokens, 5]])

@@ -34,7 +34,7 @@ CREDENTIALS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "NO_PROXY": "127.0.0.1",
 }
-"""Of nobody: no profile, no proxy, no metadata of an instance. Engines inherit it."""
+"""Environment without credentials: no profile, no proxy, no instance metadata. Engines inherit it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,7 +79,7 @@ def start_engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Star
 
 @pytest.fixture(scope="session")
 def plain_tokens(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainTokens]:
-    """What vLLM without tierkv answers, with room for everything. One engine per model, for the whole session."""
+    """Answers of vLLM without tierkv, with room for everything. One engine per model, for the whole session."""
     engines: dict[str, EngineProcess] = {}
     with ExitStack() as stack:
 

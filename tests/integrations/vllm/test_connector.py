@@ -1,4 +1,4 @@
-"""What only the connector can do: report failed loads, survive resets and aborts while it loads, take hints."""
+"""Abilities of the connector alone: report failed loads, survive resets and aborts during loads, use hints."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_vllm_hears_which_tier_served(engine: EngineProcess) -> None:
 
 
 def test_one_damaged_chunk_costs_what_it_has_to(engine: EngineProcess) -> None:
-    """A load of which one chunk fails is told to vLLM, by block or as a whole, and the answer is right."""
+    """A load with one failed chunk is reported to vLLM, by block or as a whole, and the answer is right."""
     asked = prompts("one chunk", 1)
     engine.call("vllm_scenarios:forget_host")
     before = engine.call("vllm_scenarios:counters")["loads_failed"]
@@ -71,7 +71,7 @@ def test_one_damaged_chunk_costs_what_it_has_to(engine: EngineProcess) -> None:
 
 
 def test_aborted_while_loading(engine: EngineProcess, model: str, plain_tokens: PlainTokens) -> None:
-    """The client hangs up while bytes are on their way into its blocks: nobody else may get these meanwhile."""
+    """The client disconnects while its blocks are being filled: no other request may get these blocks meanwhile."""
     asked, others = prompts("aborted", 3), prompts("others", 3)
     engine.call("vllm_scenarios:serve", prompts=asked)
     answers = engine.call(f"{HERE}:abort_while_loading", prompts=asked, then=others)
@@ -80,7 +80,7 @@ def test_aborted_while_loading(engine: EngineProcess, model: str, plain_tokens: 
 
 
 def test_reset_while_loading(engine: EngineProcess, model: str, plain_tokens: PlainTokens) -> None:
-    """What loads when the cache is emptied is of the past: it fails, and is computed."""
+    """A load in flight when the cache is emptied is stale: it fails, and is computed."""
     asked = prompts("reset", 3)
     engine.call("vllm_scenarios:serve", prompts=asked)
     answers = engine.call(f"{HERE}:reset_while_loading", prompts=asked)

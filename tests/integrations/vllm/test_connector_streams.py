@@ -1,4 +1,4 @@
-"""A prefix longer than the host tier comes whole through the connector, and survives what befalls it on the way."""
+"""A prefix longer than the host tier is loaded whole through the connector, also after failures on the way."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_several_take_turns(engine: EngineProcess, plain_tokens: PlainTokens) ->
 
 
 def test_aborted_between_two_segments(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
-    """VLLM frees the blocks of an aborted request when it hears that the load is over: a stream has to end for it."""
+    """VLLM frees the blocks of an aborted request when its load is reported, so a stream must end for it."""
     asked, others = long("aborted stream"), prompts("others", 2)
     answers = engine.call(f"{HERE}:abort_while_loading", prompts=asked, then=others)
     assert tokens_of(answers) == plain_tokens("llama", others, 16)
@@ -71,7 +71,7 @@ def test_aborted_between_two_segments(engine: EngineProcess, plain_tokens: Plain
 
 
 def test_reset_between_two_segments(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
-    """Legs of before and after a reset must not make one prefix."""
+    """Segments from before and after a reset must not form one prefix."""
     asked = long("reset stream")
     answers = engine.call(f"{HERE}:reset_while_loading", prompts=asked)
     assert tokens_of(answers) == plain_tokens("llama", asked, 16)

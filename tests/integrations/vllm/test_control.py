@@ -34,7 +34,7 @@ def test_other_bytes_in_the_host_tier_are_other_tokens(unchecked: EngineProcess)
 
 @pytest.fixture(scope="module")
 def checked(start_engine: StartEngine) -> Iterator[EngineProcess]:
-    """The same, looked at on the way to the device: only the connector can report what was refused then."""
+    """The same damage, found during the copy to the device: only the connector can report it then."""
     stack = {"host": {"capacity": "16MiB"}, "lookup": {"recompute": "off"}}
     with start_engine(EngineSetup("connector", stack, blocks_per_chunk=2)) as engine:
         yield engine

@@ -1,4 +1,4 @@
-"""Replicas of one server over one description: the local tiers are one for each, the bucket is everybody's."""
+"""Replicas of one server over one description: local tiers are separate, the bucket is shared."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ def serving(seam: Seam, tiers: list[Mapping[str, Any]], models: Path, log: Path)
 def test_two_replicas_share_the_bucket_and_keep_their_own_disks(
     seam: Seam, models: Path, tmp_path: Path, plain_tokens: PlainTokens
 ) -> None:
-    """`--data-parallel-size 2` simply works: one path in one description; what one replica has computed the other finds
-    in the bucket, and after a restart each finds what lies on its own disk, without the bucket."""
+    """`--data-parallel-size 2` works with one path in one description. Each replica finds the other's chunks in the
+    bucket.
+
+    After a restart without the bucket, each finds the chunks of its own disk."""
     disk = {"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "64MiB"}
     bucket = {"name": "bucket", "backend": "fsspec", "url": f"file://{tmp_path}/bucket", "absence_ttl_s": 0}
     ours, theirs = prompts("data parallel", 2)

@@ -14,7 +14,7 @@ CACHED = 192
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory, seam: Seam) -> Path:
-    """Where the disk tier lies."""
+    """Directory of the disk tier."""
     return tmp_path_factory.mktemp("disk")
 
 

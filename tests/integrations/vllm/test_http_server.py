@@ -30,7 +30,7 @@ def server(seam: Seam, models: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_the_second_request_is_a_hit_and_says_so(server: Server, stream: bool, plain_tokens: PlainTokens) -> None:
-    """What a user sees: the same text, in one piece and as a stream, and the hit in the usage."""
+    """Results for a user: the same text, at once and as a stream, and the hit in the usage."""
     (asked,) = prompts(f"http {stream}", 1)
     (expected,) = plain_tokens("llama", [asked], 16)
     assert ask(server, asked, stream=stream) == (words(expected), 0)

@@ -39,8 +39,7 @@ def test_vllm_wants_steps_until_everything_is_down(seam: Seam, start_engine: Sta
 
 @pytest.mark.long
 def test_an_idle_server_finishes_what_it_has_begun(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
-    """Whoever prefills for others may be asked nothing more for hours: its engine must not wait for the next request
-    to bring the last one's chunks down."""
+    """A prefill server may be idle for hours: its engine must write chunks without waiting for the next request."""
     with start_engine(setup_over(seam, tmp_path), {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}) as engine:
         ask(engine, "idle")
         assert objects_after(tmp_path, ASKED * CHUNKS) == ASKED * CHUNKS

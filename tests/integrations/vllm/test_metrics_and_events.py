@@ -1,4 +1,4 @@
-"""What an operator and a router see of an engine that serves: its metrics, and the events that it publishes."""
+"""Metrics and published events of an engine that serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT_BLOCKS = 200 // BLOCK_TOKENS
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory, seam: Seam) -> Path:
-    """Where the disk tier lies."""
+    """Directory of the disk tier."""
     return tmp_path_factory.mktemp("disk")
 
 

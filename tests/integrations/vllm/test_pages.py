@@ -1,4 +1,4 @@
-"""What the how-to pages tell users of vLLM to type, typed: with a small model, small sizes and places of the test."""
+"""Commands of the how-to pages about vLLM, run with a small model, small sizes and directories of the test."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def small_stack(page: str, folder: Path, **replaced: str) -> None:
 
 
 def typed(command: str, folder: Path) -> str:
-    """What a command says that a reader types in the folder; it must succeed."""
+    """Run a command as a reader would, in the folder; it must succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -133,7 +133,7 @@ def found_tokens(page: str, url: str, folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["connector", "spec"])
 def test_the_commands_of_the_page_serve_and_survive_a_restart(number: int, models: Path, tmp_path: Path) -> None:
-    """A reader types the page's command, asks its question, and after a restart is told that the prompt was found."""
+    """Run the page's command, ask its question, and find the prompt after a restart."""
     page = "serve-with-vllm.md"
     small_stack(page, tmp_path)
     command = server_commands(page)[number]

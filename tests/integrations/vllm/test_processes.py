@@ -34,7 +34,7 @@ def setup_over(seam: Seam, tier: dict[str, Any], **arguments: Any) -> EngineSetu
 
 
 def second_pass(engine: EngineProcess, asked: list[list[int]]) -> list[dict[str, Any]]:
-    """What an empty device answers, once the stores of the first pass have ended: the engine ends them by itself."""
+    """Answers with an empty device, after the engine has ended the stores of the first pass by itself."""
     answers: list[dict[str, Any]] = []
     for _ in range(20):
         engine.call("vllm_scenarios:forget")
@@ -48,7 +48,7 @@ def second_pass(engine: EngineProcess, asked: list[list[int]]) -> list[dict[str,
 def test_an_engine_in_a_process_of_its_own_serves_from_the_tiers(
     seam: Seam, model: str, disk: dict[str, Any], start_engine: StartEngine, plain_tokens: PlainTokens
 ) -> None:
-    """How vLLM runs when nobody says otherwise: scheduler and worker apart from who asks."""
+    """VLLM's default: scheduler and workers in processes of their own."""
     asked = prompts("apart", 3)
     stack = {"host": {"capacity": "16MiB"}, "tiers": [disk], "lookup": {"recompute": "off"}}
     arguments = {"num_gpu_blocks_override": 80}
@@ -82,7 +82,7 @@ def test_two_workers_share_the_host_tier(
 def test_kill_leaves_no_memory_behind_and_tiers_open_again(
     seam: Seam, disk: dict[str, Any], arguments: Mapping[str, Any], start_engine: StartEngine
 ) -> None:
-    """The host tier may be hundreds of gigabytes: after a crash the kernel has them back, with nobody sweeping up."""
+    """The host tier may have hundreds of gigabytes: after a crash the kernel must release them."""
     asked = prompts("kill", 2)
     setup = setup_over(seam, disk, **arguments)
     with start_engine(setup, {**APART, **UNBOUND}) as engine:

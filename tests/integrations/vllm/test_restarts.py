@@ -31,7 +31,7 @@ def tier(request: pytest.FixtureRequest, s3: S3Server, tmp_path: Path) -> dict[s
 
 
 def bucket_tier(s3: S3Server) -> dict[str, Any]:
-    """A place in a bucket that nobody else has."""
+    """A prefix in a bucket, used by this test alone."""
     # An answer is believed for no time at all: what another server stored is found at once.
     return {
         "backend": "fsspec",

@@ -19,14 +19,14 @@ def blocks_per_chunk(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def cached(blocks_per_chunk: int) -> int:
-    """How many of 200 tokens are whole chunks."""
+    """Number of tokens in whole chunks, of 200."""
     chunk_tokens = blocks_per_chunk * BLOCK_TOKENS
     return 200 // chunk_tokens * chunk_tokens
 
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory, seam: Seam, blocks_per_chunk: int) -> Path:
-    """Where the disk tier lies."""
+    """Directory of the disk tier."""
     return tmp_path_factory.mktemp("disk")
 
 
@@ -42,7 +42,7 @@ def engine(seam: Seam, blocks_per_chunk: int, disk: Path, start_engine: StartEng
 def test_tokens_are_equal_and_the_prompt_is_not_computed_again(
     engine: EngineProcess, cached: int, plain_tokens: PlainTokens
 ) -> None:
-    """What tierkv is for: all whole chunks of a prompt come back, and nobody can tell by the answer."""
+    """Main purpose: all whole chunks of a prompt are loaded, and the answer stays the same."""
     asked = prompts("second pass", 3)
     first = engine.call("vllm_scenarios:serve", prompts=asked)
     second = engine.call("vllm_scenarios:serve_again", prompts=asked)
@@ -76,7 +76,7 @@ def test_a_longer_prompt_is_computed_from_where_the_shorter_one_ends(
 
 
 def test_an_answer_of_one_token_leaves_its_prompt_behind(engine: EngineProcess, cached: int) -> None:
-    """Stores begin a step late: the engine must go on stepping for them when nobody asks for anything any more."""
+    """Stores start one step late, so the engine must run further steps without requests."""
     asked = prompts("one token", 2)
     engine.call("vllm_scenarios:serve", prompts=asked, tokens=1)
     assert cached_of(engine.call("vllm_scenarios:serve_again", prompts=asked, tokens=1)) == [cached] * 2
@@ -85,7 +85,7 @@ def test_an_answer_of_one_token_leaves_its_prompt_behind(engine: EngineProcess, 
 def test_many_requests_that_share_a_prefix_load_it_at_once(
     engine: EngineProcess, cached: int, plain_tokens: PlainTokens
 ) -> None:
-    """A system prompt is everybody's prefix: when it comes back, all who wait for it get it."""
+    """A system prompt is a common prefix: one load serves all requests that wait for it."""
     (shared,), tails = prompts("shared", 1), prompts("tails", 4, 20)
     engine.call("vllm_scenarios:serve", prompts=[shared])
     engine.call("vllm_scenarios:forget_host")
@@ -96,7 +96,7 @@ def test_many_requests_that_share_a_prefix_load_it_at_once(
 
 
 def test_a_salted_prompt_finds_nothing_of_another_tenant(engine: EngineProcess, cached: int) -> None:
-    """Who could time a stranger's prompt would know it: with a salt of its own a tenant hits its own chunks only."""
+    """Timing would reveal another tenant's prompt: with its own salt, a tenant only hits its own chunks."""
     asked = prompts("salted", 1)
     for salt, found in (("one", 0), ("other", 0), (None, 0), ("one", cached)):
         (answer,) = engine.call("vllm_scenarios:serve_again", prompts=asked, salts=[salt])

@@ -1,4 +1,4 @@
-"""How tierkv reads vLLM's configuration: with vLLM's own classes of KV cache, and what is refused by name."""
+"""Translation of vLLM's configuration, with vLLM's own classes, and refused settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SLIDING = SlidingWindowSpec(block_size=16, sliding_window=64, **HEADS)
 
 
 def vllm_config(**changes: Any) -> SimpleNamespace:
-    """What is read of a VllmConfig; ``parallel__world_size=2`` changes ``parallel_config.world_size``."""
+    """Attributes read from a VllmConfig; ``parallel__world_size=2`` changes ``parallel_config.world_size``."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(
             model="org/model", revision=None, dtype=torch.float16, quantization=None, hf_overrides={}

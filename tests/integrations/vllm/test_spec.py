@@ -1,4 +1,4 @@
-"""What is special about the spec seam: no load may fail, every lookup ends, and resets overtake what is in flight."""
+"""Properties of the spec: no load may fail, every lookup ends, and resets may occur during transfers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_TOKENS = 450
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the disk tier lies."""
+    """Directory of the disk tier."""
     return tmp_path_factory.mktemp("disk")
 
 
@@ -67,8 +67,9 @@ def test_several_such_prefixes_take_turns(engine: EngineProcess, plain_tokens: P
 def test_resets_overtake_transfers_and_nothing_leaks(
     engine: EngineProcess, plain_tokens: PlainTokens, every: int
 ) -> None:
-    """VLLM forgets what is in flight when its cache is reset, and never reports it: no slot may be lost by that, none
-    used again too early, tokens stay right, and whoever waits for an answer does not wait for its deadline."""
+    """VLLM forgets transfers in flight at a reset, and never reports them. No slot may be lost, or reused too early.
+
+    Tokens stay right, and no request waits for its deadline."""
     asked = prompts("resets", 4)
     expected = plain_tokens("llama", asked, 16)
     engine.call("vllm_scenarios:serve", prompts=asked)

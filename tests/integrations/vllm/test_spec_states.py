@@ -33,7 +33,7 @@ def setup_of(
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the disk tier of the Mamba model lies."""
+    """Directory of the disk tier of the Mamba model."""
     return tmp_path_factory.mktemp("disk")
 
 
@@ -107,8 +107,9 @@ def test_states_that_changed_at_rest_are_refused(mamba: EngineProcess, disk: Pat
 
 @pytest.fixture(scope="module")
 def small(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """The Mamba model on a small device, two blocks per chunk, over a host tier smaller than a round of prompts. Of the
-    states of a prompt vLLM keeps the last one only, as it does when nobody says otherwise."""
+    """The Mamba model on a small device, two blocks per chunk, over a host tier smaller than a round of prompts.
+
+    VLLM keeps only the last state of a prompt, which is its default."""
     folder = tmp_path_factory.mktemp("disk")
     with start_engine(setup_of("granite", folder, host="2MiB", blocks=60, factor=2)) as engine:
         yield engine
@@ -123,7 +124,7 @@ def test_many_requests_at_once_are_preempted_and_aborted_and_get_their_tokens(
 
 
 def test_resets_overtake_states_in_flight(small: EngineProcess, plain_tokens: PlainTokens) -> None:
-    """VLLM forgets what is in flight: no slot is lost, and nobody waits for what will not come."""
+    """VLLM forgets transfers in flight: no slot is lost, and no request waits for them."""
     asked = prompts("reset states", 4)
     expected = plain_tokens("granite", asked, 16)
     before = small.call("vllm_scenarios:counters")

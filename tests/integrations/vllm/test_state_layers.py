@@ -32,7 +32,7 @@ def setup_of(
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the disk tier lies."""
+    """Directory of the disk tier."""
     return tmp_path_factory.mktemp("disk")
 
 

@@ -82,7 +82,7 @@ def give(orders: Path, engine: EngineProcess) -> Iterator[Give]:
 
 
 def test_a_tier_that_must_be_asked_defers_the_request_and_then_serves_it(engine: EngineProcess) -> None:
-    """Where only the tier knows what it has, the request waits for its word, and finds all of it."""
+    """The request waits for the answer of a slow tier, and finds all its chunks."""
     asked = prompts("deferred", 3)
     first = engine.call("vllm_scenarios:serve", prompts=asked)
     engine.call("vllm_scenarios:forget_host")
@@ -99,7 +99,7 @@ def test_a_tier_that_must_be_asked_defers_the_request_and_then_serves_it(engine:
 def test_prompts_are_served_while_the_tier_fails(
     engine: EngineProcess, give: Give, fault: str, plain_tokens: PlainTokens
 ) -> None:
-    """A mount hangs, a library raises: whoever asks gets an answer, computed if need be, and the right one."""
+    """A mount hangs, a library raises: every request gets the right answer, computed if necessary."""
     known, new = prompts(f"known {fault}", 2), prompts(f"new {fault}", 2)
     engine.call("vllm_scenarios:serve", prompts=known)
     engine.call("vllm_scenarios:forget_host")
@@ -136,7 +136,7 @@ def test_a_load_that_fails_after_the_hit_was_promised_is_computed(
 def test_a_request_that_is_aborted_while_its_load_hangs_leaves_nothing_behind(
     engine: EngineProcess, give: Give, plain_tokens: PlainTokens
 ) -> None:
-    """Clients hang up: blocks and slots of the load are free again, and what comes late touches nobody."""
+    """Clients disconnect: blocks and slots of the load are freed, and late data affects no other request."""
     asked, others = prompts("hung up", 2), prompts("others", 2)
     engine.call("vllm_scenarios:serve", prompts=asked)
     engine.call("vllm_scenarios:forget_host")

@@ -1,4 +1,4 @@
-"""What only vLLM 0.33 does, in its engine: ``nox -s vllm-033``."""
+"""Behaviour of vLLM 0.33 alone, in its engine: ``nox -s vllm-033``."""
 
 from __future__ import annotations
 

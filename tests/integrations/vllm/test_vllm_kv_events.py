@@ -1,4 +1,4 @@
-"""Our events as vLLM publishes them: what a router hears is what is there, tier by tier."""
+"""Events as vLLM publishes them: a router knows the contents of each tier."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _hashes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Router:
-    """A listener that keeps, per place, the blocks that it has heard of and not heard to be gone."""
+    """A consumer that keeps the stored and not removed blocks per medium."""
 
     def __init__(self) -> None:
         self.blocks: dict[Place, set[Any]] = defaultdict(set)
@@ -92,7 +92,7 @@ def kv_events(groups: Iterable[Any] = (FULL,), scale: int = 1, **options: Any) -
 
 
 def last_of(blocks: set[bytes], tokens: dict[bytes, tuple[int, ...]], prompts: list[list[int]]) -> set[bytes]:
-    """Of these blocks, those that end a chunk, told by their tokens alone: as a router has to."""
+    """Blocks that end a chunk, identified by their tokens alone, as in a router."""
     ends = {tuple(prompt[i + 8 : i + CHUNK_TOKENS]) for prompt in prompts for i in range(0, 112, CHUNK_TOKENS)}
     return {block for block in blocks if tokens[block] in ends}
 
@@ -109,7 +109,7 @@ def stored(*hashes: bytes, medium: str = "host", group: int = 0, block_size: int
 
 
 def test_a_router_knows_what_every_tier_holds(tmp_path: Path) -> None:
-    """A real engine over a small host tier and a disk: after evictions and a reset, heard and held are the same."""
+    """A real engine over a small host tier and a disk: after evictions and a reset, the router's contents are right."""
     prompts = prompts_of(5, 6)
     config = stack_config(tmp_path, host_slots=12, events={"self_describing": True})
     router, events = Router(), kv_events(localities={"disk": "LOCAL", "objects": "REMOTE"})
@@ -149,7 +149,7 @@ def test_all_fields_of_a_stored_block() -> None:
 
 
 def test_blocks_of_several_hash_blocks_are_told_as_the_gpu_tells_them() -> None:
-    """Where hashes are finer than blocks, vLLM's own events name a block by its last hash: ours must match."""
+    """With hashes finer than blocks, vLLM's own events identify a block by its last hash: ours must match."""
     event = next(iter(kv_events(scale=2).translate([stored(b"a", b"b", b"c", b"d", block_size=4)])))
     assert isinstance(event, BlockStored)
     assert (event.block_hashes, event.block_size, len(event.token_ids)) == ([b"b", b"d"], 8, 16)
@@ -173,7 +173,7 @@ def test_a_cleared_tier_takes_nothing_else_along() -> None:
 
 
 def test_beyond_the_bound_a_router_knows_too_little_never_too_much() -> None:
-    """What is remembered is bounded; when some of it was not, the router is told to forget all."""
+    """The memory is bounded; beyond the bound, the router gets an event that clears everything."""
     router, events = Router(), kv_events(announced_max=2)
     router.hear(events.translate([stored(b"a", b"b", b"c")]))
     router.blocks["GPU", None].add(b"gpu")
@@ -184,7 +184,7 @@ def test_beyond_the_bound_a_router_knows_too_little_never_too_much() -> None:
 
 
 def test_room_comes_back() -> None:
-    """What was taken back, and announced twice, must not fill the bound for good."""
+    """Revoked and repeated announcements must not use up the bound."""
     announced: Announced[int] = Announced(items_max=2)
     for number in range(10):
         announced.add("host", [number, number])
@@ -252,7 +252,7 @@ class Tracked:
         self.happens(CacheEventKind.STORED, "host", *chunks)
 
     def happens(self, kind: CacheEventKind, tier: str, *chunks: int) -> None:
-        """In the stack; then the router hears of it."""
+        """Event in the stack, and in the router."""
         event = CacheEvent(kind, tier, tuple(self.key(chunk) for chunk in chunks))
         self.router.hear(self.tracker.take_events(self.events.translate([event])))
 
@@ -300,7 +300,7 @@ def test_payloads_in_vllm_are_bounded() -> None:
     tracked.happens(CacheEventKind.REMOVED, "disk", 0, 1, 2)
     assert tracked.payloads == 0
     hashes = tracked.request.block_hashes
-    assert held == {hashes[4]}  # of the third chunk, the block before its last: told too much by one, and bounded
+    assert held == {hashes[4]}  # of the third chunk, the block before its last: one too many, and bounded
 
 
 def test_a_reset_host_tier_leaves_nothing_behind() -> None:
@@ -331,7 +331,7 @@ def test_what_the_tracker_is_told() -> None:
 
 
 def test_no_events_are_kept_where_vllm_publishes_none() -> None:
-    """Nobody would take them; the stack's own setting can only switch them off further."""
+    """Without a consumer, no events are kept; the stack's own setting can only disable more."""
     config = parse_config({"host": {"capacity": "1MiB"}}, source="test")
     assert with_events(config, enabled=True).events.enabled
     assert not with_events(config, enabled=False).events.enabled
@@ -340,6 +340,6 @@ def test_no_events_are_kept_where_vllm_publishes_none() -> None:
 
 
 def test_localities_follow_what_backends_declare(tmp_path: Path) -> None:
-    """Others may put chunks into an object store; nobody else reads this machine's disk."""
+    """Other processes may add chunks to an object store, but not to this machine's disk."""
     config = parse_config(stack_config(tmp_path), source="test")
     assert localities(resolve(config, load_plugins())) == {"disk": "LOCAL", "objects": "REMOTE"}

@@ -56,7 +56,7 @@ def config_of(**extra: Any) -> Any:
 
 
 def scraped() -> Samples:
-    """What a scrape of vLLM's registry says, read by Prometheus' own parser."""
+    """Scrape of vLLM's registry, read by Prometheus' own parser."""
     found: Samples = {}
     for family in text_string_to_metric_families(generate_latest(REGISTRY).decode()):
         for sample in family.samples:
@@ -92,7 +92,7 @@ def seam(request: pytest.FixtureRequest) -> str:
 
 
 def exporter(seam: str) -> Any:
-    """What the front end builds."""
+    """Exporter of the front end."""
     if seam == "connector":
         return build_prom_metrics(config_of(), TYPES, LABELS, ENGINES)
     spec = config_of(spec_name="MetricsSpec", spec_module_path=__name__)
@@ -106,7 +106,7 @@ def take(feed: StatsFeed, seam: str) -> Any:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_scrape_says_what_the_stack_counted(tmp_path: Path, seam: str, every: int) -> None:
-    """Through vLLM's codec, step by step or aggregated as vLLM does, nothing is lost and nothing is told twice."""
+    """Through vLLM's codec, step by step or aggregated, no value is lost or counted twice."""
     exported = exporter(seam)
     prompts = prompts_of(11, 6)
     with opened(stack_config(tmp_path)) as stack:
@@ -145,7 +145,7 @@ def test_a_scrape_says_what_the_stack_counted(tmp_path: Path, seam: str, every: 
 
 
 def test_dashboards_of_vllm_go_on_working(tmp_path: Path) -> None:
-    """With the connector there is nobody else to serve the names of vLLM's offloading; they count the same bytes."""
+    """With the connector, tierkv exports the names of vLLM's offloading; they count the same bytes."""
     exported = exporter("connector")
     with opened(stack_config(tmp_path)) as stack:
         feed = StatsFeed(stack)

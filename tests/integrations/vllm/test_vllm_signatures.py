@@ -21,7 +21,7 @@ NAMED = (Kind.POSITIONAL_OR_KEYWORD, Kind.KEYWORD_ONLY)
 
 
 def ours(base: type) -> type:
-    """The class of the adapter that stands for one of vLLM's; both seams are loaded for it."""
+    """Class of the adapter for one of vLLM's classes; loads both adapters."""
     _ = adapter.TierKVConnector, adapter.TierKVSpec
     (found,) = [kind for kind in base.__subclasses__() if kind.__module__.startswith("tierkv.")]
     return found
@@ -60,7 +60,7 @@ def misfits(called: Callable[..., Any], defined: Callable[..., Any]) -> list[str
         elif name in mine and parameter.default is not parameter.empty and mine[name].default is parameter.empty:
             wrong.append(f"wants {name!r}, which callers may leave out")
     wrong += [
-        f"wants {name!r}, which nobody gives"
+        f"wants {name!r}, which is not given"
         for name, parameter in mine.items()
         if parameter.default is parameter.empty and parameter.kind in NAMED and name not in theirs
     ]
@@ -98,7 +98,7 @@ def test_the_connector_says_that_it_serves_several_groups() -> None:
 
 
 def test_the_check_knows_what_does_not_fit() -> None:
-    """Each kind of misfit is found; else the tests above would hold whatever came."""
+    """Each kind of misfit is found. Otherwise the tests above would always pass."""
 
     def called(self: object, a: int, b: int = 0, *, c: int = 0) -> None: ...
 
@@ -113,7 +113,7 @@ def test_the_check_knows_what_does_not_fit() -> None:
     assert misfits(called, lacks) == ["has no parameter 'b'"]
     assert len(misfits(called, swaps)) == 2
     assert misfits(called, needs) == ["wants 'b', which callers may leave out"]
-    assert misfits(called, wants) == ["wants 'd', which nobody gives"]
+    assert misfits(called, wants) == ["wants 'd', which is not given"]
 
 
 # -- what vLLM 0.33 adds, whatever is installed ------------------------------------------------------------------------

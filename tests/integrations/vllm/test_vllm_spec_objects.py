@@ -55,7 +55,7 @@ NO_STEP = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 def config_of(
     stack: dict[str, Any], *, rank: int = 0, engine_id: str = "nobody", tokens_per_hash: int = TOKENS, **extra: Any
 ) -> OffloadingConfig:
-    """What vLLM makes of a small model with one group of two layers."""
+    """Configuration that vLLM makes of a small model with one group of two layers."""
     names = {"spec_name": "TierKVSpec", "spec_module_path": "tierkv.integrations.vllm", "tierkv": stack}
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(tokens_per_block=TOKENS, layer_names=("a", "b"), group_id=0),),
@@ -80,7 +80,7 @@ class Layer:
     spec: KVCacheSpec
 
     def get_kv_cache_spec(self, vllm_config: object) -> KVCacheSpec:
-        """What it keeps."""
+        """States that the layer keeps."""
         return self.spec
 
 
@@ -127,7 +127,7 @@ class Sides:
         return context
 
     def run(self, spec: Any, blocks: list[int], *, is_store: bool) -> None:
-        """One job, as it comes out of a pickle."""
+        """One job, after pickling."""
         self.jobs += 1
         ours = pickle.loads(pickle.dumps(spec))
         theirs = GPULoadStoreSpec(blocks, group_sizes=[len(blocks)], block_indices=[0])
@@ -239,7 +239,7 @@ def test_no_room_is_told_as_vllm_wants_it(sides: Sides) -> None:
 
 
 def test_every_method_of_vllms_interfaces_is_answered() -> None:
-    """What this version of vLLM may call is ours, or a default that does the right thing for us."""
+    """Every method that this vLLM calls is overridden, or has a default that is right for tierkv."""
     defaults = {"lock", "on_reset_flushed", "config_info"}  # of 0.33; the first needs nothing, the others are there
     module = importlib.import_module("tierkv.integrations.vllm.spec.spec")
     for theirs, ours in ((OffloadingManager, TierKVManager), (OffloadingWorker, module.TierKVWorker)):
@@ -320,7 +320,7 @@ def test_states_inside_blocks_are_refused(stack: dict[str, Any], layers: dict[st
 
 
 def test_no_note_is_no_engine(stack: dict[str, Any]) -> None:
-    """Without the worker's word nobody knows whether a page may be rounded, and to whom it may be given."""
+    """Without the worker's note, it is unknown whether a page may be rounded, and which engines can use it."""
     with pytest.raises(ConfigError, match="use TierKVConnector"):
         OffloadingSpecFactory.create_spec(config_of(stack)).get_manager()
 

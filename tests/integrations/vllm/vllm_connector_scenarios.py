@@ -80,7 +80,7 @@ def reset_while_loading(served: ServedEngine, prompts: Prompts) -> list[Json]:
 
 
 def serve_and_damage(served: ServedEngine, prompts: Prompts) -> list[Json]:
-    """Serve with an empty host tier, then flip a byte in the third chunk that has come to lie there."""
+    """Serve with an empty host tier, then flip a byte in the third chunk that was read into it."""
     arena = served.found(HostArena)
     for slot in range(arena.num_slots):
         arena.payload(slot)[:64] = 0

@@ -1,7 +1,7 @@
-"""What vLLM's build for CPUs lacks to keep states of Mamba 2 that lie inside a step, as its kernels for GPUs keep them.
+"""Kernel that vLLM's build for CPUs lacks: it keeps states of Mamba 2 inside a step, as the kernels for GPUs do.
 
-There a step may compute several blocks of a prompt at once, and puts the state behind the last whole one into a block
-of its own. The kernel for CPUs gives the last state only, and what would store the other is written in Triton.
+A step on a GPU may compute several blocks of a prompt, and stores the state behind the last whole block in a block of
+its own. The kernel for CPUs only returns the last state, and the code that would store the other is written in Triton.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens inside an engine's process, by name: each takes a ServedEngine and returns plain JSON."""
+"""Scenarios in an engine's process, by name: each takes a ServedEngine and returns plain JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settle(served: ServedEngine) -> None:
 
 
 def steps_until_idle(served: ServedEngine, steps_max: int = 1000) -> int:
-    """How many steps vLLM still wants."""
+    """Number of steps that vLLM still needs."""
     steps = 0
     while served.core.scheduler.has_requests() and steps < steps_max:
         served.engine.step()
@@ -133,12 +133,12 @@ def num_groups(served: ServedEngine) -> int:
 
 
 def preemptions(served: ServedEngine) -> int:
-    """How often vLLM took a running request's blocks away."""
+    """Number of preemptions of running requests."""
     return sum(int(metric.value) for metric in served.engine.get_metrics() if metric.name == "vllm:num_preemptions")
 
 
 def free_blocks(served: ServedEngine) -> int:
-    """Blocks of the device that nobody holds."""
+    """Number of free blocks of the device."""
     served.forget()
     return int(served.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
@@ -156,8 +156,8 @@ def serve_only(served: ServedEngine, prompts: Prompts, **options: Any) -> list[J
 def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **options: Any) -> Json:
     """Serve them, and empty the connector's cache while they wait for an answer, then while transfers are in flight.
 
-    That is, after the first steps, and after every so many-th step that leaves a transfer in flight. Not after every
-    step: nobody's chunks would ever come together, and all would wait for their deadline.
+    That is, after the first steps, and then after every N-th step with a transfer in flight (``every``). After each
+    step, no request would ever have all its chunks, and all would wait for their deadline.
 
     Returns:
         The answers, how many stores and loads were in flight at a reset, and how many slots of the host tier are free

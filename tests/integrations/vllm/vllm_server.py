@@ -63,7 +63,7 @@ class Server(LoggedProcess):
                 return
 
     def get(self, path: str, method: str = "GET") -> str:
-        """What it answers at a path."""
+        """Response at a path."""
         request = urllib.request.Request(f"{self.url}{path}", method=method)
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
             return str(answer.read().decode())
@@ -97,9 +97,9 @@ def words(tokens: list[int]) -> str:
 
 
 def ask(server: Server, prompt: list[int], *, stream: bool = False, replica: int | None = None) -> tuple[str, int]:
-    """Text of the answer, and how many tokens of the prompt were found.
+    """Text of the answer, and number of prompt tokens that were found.
 
-    replica: which engine shall answer; None: any.
+    replica: engine that answers; None: any.
     """
     every_token = {"ignore_eos": True, "skip_special_tokens": False}
     options: dict[str, Any] = {"model": "llama", "max_tokens": 16, "temperature": 0, "extra_body": every_token}
@@ -118,6 +118,6 @@ def ask(server: Server, prompt: list[int], *, stream: bool = False, replica: int
 
 
 def cached(usage: Any) -> int:
-    """How many tokens of the prompt were found."""
+    """Number of prompt tokens that were found."""
     details = usage.prompt_tokens_details
     return int(details.cached_tokens or 0) if details else 0

@@ -1,4 +1,4 @@
-"""What a user writes to have tierkv in vLLM, by either seam, and the small engines that the tests serve with."""
+"""Settings of tierkv in vLLM, for both adapters, and the small engines of the tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EngineSetup:
         }
 
     def kv_transfer_config(self) -> dict[str, Any]:
-        """What stands behind ``--kv-transfer-config``."""
+        """Value of ``--kv-transfer-config``."""
         stack = {**self.stack, "chunk": {"blocks": self.blocks_per_chunk}}
         if self.seam == "connector":
             return {
@@ -84,17 +84,17 @@ def tokens_of(answers: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def cached_of(answers: list[dict[str, Any]]) -> list[int]:
-    """How many tokens of each prompt were found."""
+    """Number of tokens found for each prompt."""
     return [answer["cached"] for answer in answers]
 
 
 def objects_in(folder: Path) -> int:
-    """Chunks that lie in the folder of an object tier, whole, for everybody."""
+    """Number of complete chunks in the folder of an object tier."""
     return sum(1 for _ in folder.glob("*/??/" + "[0-9a-f]" * 32))
 
 
 def objects_after(folder: Path, count: int) -> int:
-    """How many there are as soon as there are ``count``, or when it makes no sense to wait any longer."""
+    """Number of chunks, returned as soon as it is ``count``, or after a timeout."""
     give_up_s = time.monotonic() + OBJECTS_WAIT_S
     while objects_in(folder) < count and time.monotonic() < give_up_s:
         time.sleep(0.05)

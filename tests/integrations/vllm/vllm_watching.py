@@ -1,4 +1,4 @@
-"""What is seen of an engine from outside, by name: each takes a ServedEngine and returns plain JSON."""
+"""Observations of an engine from outside, by name: each takes a ServedEngine and returns plain JSON."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def count_expedited(served: ServedEngine) -> None:
 
 
 def expedited(served: ServedEngine) -> int:
-    """How many there were."""
+    """Number of events."""
     return int(served.expedited)  # type: ignore[attr-defined]
 
 
