@@ -59,7 +59,7 @@ def test_what_was_computed_comes_back_to_other_blocks(groups: int, ranks: int, b
 def test_the_setup_is_sent_until_all_workers_have_begun() -> None:
     """It is larger than most messages, and of no use to a worker that has it."""
     with ByHand(HOST, ranks=2) as hand:
-        assert hand.scheduler.has_pending_work, "vLLM takes a step before its first request comes"
+        assert hand.scheduler.has_pending_work, "vLLM takes a step before its first request"
         hand.step()
         assert hand.sent[0] is not None
         assert not hand.scheduler.has_pending_work
@@ -86,7 +86,7 @@ def test_a_damaged_chunk_is_told_by_its_blocks() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_damage_of_one_rank_is_everybodys(rank: int) -> None:
-    """Each worker checks its own part of a chunk alone; vLLM has to hear of it once, whoever found it."""
+    """Each worker checks its own part of a chunk. vLLM must get the failure once, from any worker."""
     with ByHand(HOST, ranks=2) as hand:
         hand.compute(request("one"), FIRST[:1], mark=3)
         part_bytes = hand.scheduler.stack.geometry.groups[0].worker_bytes
@@ -97,7 +97,7 @@ def test_the_damage_of_one_rank_is_everybodys(rank: int) -> None:
 
 
 def test_with_groups_a_load_fails_as_a_whole() -> None:
-    """The ids of blocks are not unique over groups: vLLM refuses to be told by them."""
+    """Block ids are not unique over groups, so vLLM refuses reports by block."""
     with ByHand(HOST, groups=2) as hand:
         hand.compute(request("one"), FIRST, mark=3)
         hand.damage(slots=[2])
@@ -107,21 +107,21 @@ def test_with_groups_a_load_fails_as_a_whole() -> None:
 
 
 def test_a_load_that_a_reset_has_overtaken_fails() -> None:
-    """Weights may have changed: bytes of before the reset must not be taken for a hit, though they arrived whole."""
+    """Weights may have changed: bytes from before the reset must not count as a hit, even if they are whole."""
     with ByHand(HOST) as hand:
         hand.compute(request("one"), FIRST[:1], mark=3)
         hand.begin_load(request("two"), SECOND[:1])
         meta, _, _ = hand.start()
         hand.workers[0].queue_stores(meta)
-        hand.workers[0].drain()  # the bytes are there, and nobody has been told
+        hand.workers[0].drain()  # the bytes are copied, and not reported yet
         assert hand.scheduler.reset_cache()
-        assert hand.take_reports().finished == set(), "taken out of what vLLM hears"
+        assert hand.take_reports().finished == set(), "removed from the report to vLLM"
         assert hand.scheduler.has_pending_work, "vLLM must come for the rest"
         reports = hand.settle()
         assert (reports.finished, reports.failed) == ({"two"}, {"two"})
         other = request("three")
         hand.scheduler.on_new_request(other)
-        assert hand.ask(other) == 0, "nothing of before is found"
+        assert hand.ask(other) == 0, "no previous chunk is found"
 
 
 def test_after_a_reset_a_request_may_load_again() -> None:
@@ -153,7 +153,7 @@ def test_what_was_told_is_not_told_again() -> None:
 
 
 def test_an_overtaken_load_of_which_nobody_waits_is_told_once() -> None:
-    """It was aborted meanwhile: vLLM frees its blocks when it hears that the load is over, and must hear it."""
+    """The request was aborted: vLLM frees its blocks when the load is reported, so it must be reported."""
     with ByHand(HOST) as hand:
         hand.compute(request("one"), FIRST[:1], mark=3)
         two = request("two")
@@ -168,7 +168,7 @@ def test_an_overtaken_load_of_which_nobody_waits_is_told_once() -> None:
 
 
 def test_steps_that_overlap() -> None:
-    """With asynchronous scheduling a step is scheduled before the one in front of it is heard of."""
+    """With asynchronous scheduling, a step is scheduled before the result of the previous one is known."""
     with ByHand(HOST) as hand:
         hand.compute(request("one"), FIRST[:1], mark=3)
         before = hand.blocks(0, 0, FIRST[0])
@@ -176,7 +176,7 @@ def test_steps_that_overlap() -> None:
         hand.begin_load(request("two"), SECOND[:1])
         hand.start()
         hand.workers[0].drain()
-        heard = hand.collect()  # told by the worker, not yet by vLLM
+        heard = hand.collect()  # reported by the worker, not yet by vLLM
         three = request("three")
         hand.scheduler.on_new_request(three)
         assert hand.scheduler.get_num_new_matched_tokens(three, 0) == (None, False), (
@@ -256,7 +256,7 @@ def test_what_is_not_served_is_neither_stored_nor_asked() -> None:
 
 
 def test_hints_reach_the_stack() -> None:
-    """They stand in ``kv_transfer_params`` of the request's sampling parameters, which vLLM passes on."""
+    """Hints are in ``kv_transfer_params`` of the sampling parameters, which vLLM passes on."""
     with ByHand(HOST) as hand:
         hand.compute(request("one", kv_transfer_params={"tierkv": {"store": False}}), FIRST[:1], mark=3)
         assert hand.scheduler.stack.metrics.counters.chunks_stored == 0
@@ -286,7 +286,7 @@ def test_what_the_last_step_left_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_worker_needs_its_setup_and_its_memory() -> None:
-    """A step that comes too early is a defect of the engine's side; it has a name."""
+    """A step before the setup is a defect of the engine's side, reported by name."""
     with ByHand(HOST) as hand:
         made = hand.scheduler.build(scheduler_output())
         bare = ConnectorWorker(CacheConfig(), 0)
@@ -319,7 +319,7 @@ def over_disk(path: Path, capacity: str, groups: int = 1) -> ByHand:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> None:
-    """A prefix longer than the host tier comes segment by segment; vLLM must not go on before the last."""
+    """A prefix longer than the host tier is loaded in segments; vLLM must wait for the last one."""
     ids = [list(range(1, 17)), list(range(17, 33))][:groups]
     with over_disk(tmp_path, "1MiB", groups) as hand:
         hand.compute(PlayedRequest("one", LONG), ids, mark=3)
@@ -343,7 +343,7 @@ def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_segment_that_fails_is_reported_with_the_load(groups: int, tmp_path: Path) -> None:
-    """What comes after a lost chunk does not come either: by block, or as a whole, and once."""
+    """Chunks behind a lost chunk fail as well: by block, or as a whole, and once."""
     ids = [list(range(1, 17)), list(range(17, 33))][:groups]
     with over_disk(tmp_path, "1MiB", groups) as hand:
         hand.compute(PlayedRequest("one", LONG), ids, mark=3)
