@@ -128,7 +128,7 @@ class OffloadScheduler:
         if record is None:
             if request.request_id == NO_REQUEST:
                 raise EngineProtocolError("a request has an empty id: give each one an id of its own")
-            hints = self._hints.read(request.request_id, request.kv_transfer_params)
+            hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = self._records[request.request_id] = RequestRecord(
                 request, self._geometry, hints, self._accounting.open_stats(request.request_id)
             )

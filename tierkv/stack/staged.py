@@ -149,7 +149,7 @@ class StagedStack:
             params: parameters of the engine's user, including hints.
             load_tiers: names of tiers that may serve a hit; None: all. Hints may allow fewer.
         """
-        hints = self._hints.read(request_id, params)
+        hints = self._hints.read_hints(request_id, params)
         if load_tiers is not None:
             allowed = load_tiers if hints.load_tiers is None else hints.load_tiers & load_tiers
             hints = replace(hints, load_tiers=allowed)

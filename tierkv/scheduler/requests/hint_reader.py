@@ -28,7 +28,7 @@ class HintReader:
         self._warn = warn
         self._warned: set[tuple[str, str]] = set()
 
-    def read(self, request_id: str, params: object) -> RequestHints:
+    def read_hints(self, request_id: str, params: object) -> RequestHints:
         """Hints in a request's ``kv_transfer_params``; unusable ones get their defaults."""
         hints, faults = parse_hints(params, self._tiers())
         self._counters.hints_ignored += len(faults)
