@@ -49,7 +49,7 @@ class Stepper:
     frozen: set[str] = field(default_factory=set)
 
     def __call__(self, name: str, runner: Runner) -> SteppedHandle:
-        """See :class:`tierkv.dispatch.spawn.Spawn`."""
+        """Add a runner that :meth:`step` steps."""
         handle = SteppedHandle(name, runner)
         self.handles.append(handle)
         return handle
