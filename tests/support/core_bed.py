@@ -338,9 +338,9 @@ class Bed:
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
         assert not core.manager.reservations._by_owner
-        assert core.manager.reservations._held == 0
+        assert core.manager.reservations.num_reserved == 0
         assert not core.manager.streams.owners
-        assert core.manager.streams.held == 0
+        assert core.manager.streams.num_reserved == 0
         assert core.manager.reserved_chunks_max == self.spec.reserved
         assert not scheduler._loads._streams
         assert not self.worker.open_loads

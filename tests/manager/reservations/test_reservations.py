@@ -172,7 +172,7 @@ def test_released_chunks_are_evicted_tail_first() -> None:
 
 
 def _miscounted(core: Core) -> None:
-    core.manager.reservations._held += 1
+    core.manager.reservations.num_reserved += 1
 
 
 def _over_the_cap(core: Core) -> None:
@@ -215,12 +215,12 @@ def test_many_reservations_end_in_steps() -> None:
     assert reservations.reserve("b", run(5, 2)).ready
     reservations.release_all()
     reservations.validate()
-    assert (core.host.room, reservations._held) == (4, 4)
+    assert (core.host.room, reservations.num_reserved) == (4, 4)
     reservations.begin_step()
-    assert (core.host.room, reservations._held) == (7, 1)
+    assert (core.host.room, reservations.num_reserved) == (7, 1)
     reservations.begin_step()
     reservations.validate()
-    assert (core.host.room, reservations._held) == (8, 0)
+    assert (core.host.room, reservations.num_reserved) == (8, 0)
     core.host.validate()
 
 

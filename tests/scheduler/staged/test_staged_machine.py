@@ -135,7 +135,7 @@ class StagedMachine(RuleBasedStateMachine):
         self.bed.end()
         for grant in self.loads:
             self.bed.core.manager.complete_load(grant.slots)
-        assert self.bed.core.manager.reservations._held == 0
+        assert self.bed.core.manager.reservations.num_reserved == 0
         assert self.bed.held == 0
 
 

@@ -52,7 +52,8 @@ class Reservations:
         self._tier_io = tier_io
         self._by_owner: dict[str, Reservation] = {}
         self._pins: dict[str, dict[Key, int]] = {}
-        self._held = 0
+        self.num_reserved = 0
+        """Number of reserved chunks, including those that later steps release."""
 
     @property
     def owners(self) -> list[str]:
@@ -63,11 +64,6 @@ class Reservations:
     def is_idle(self) -> bool:
         """Whether there are no reservations."""
         return not self._by_owner
-
-    @property
-    def held(self) -> int:
-        """Number of reserved chunks, including those that later steps release."""
-        return self._held
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
         """Reserve ``keys``, in prefix order, and grant as many as the rules and the hints allow now.
@@ -110,11 +106,11 @@ class Reservations:
         pins = self._pins.get(owner)
         if pins is not None and key in pins:
             return True
-        slot = self._host.slots.find(key) if self._held < self.chunks_max else None
+        slot = self._host.slots.find(key) if self.num_reserved < self.chunks_max else None
         if slot is None or self._host.slots.state(slot) is not ChunkState.READY:
             return False
         self._host.pin((slot,))
-        self._held += 1
+        self.num_reserved += 1
         if pins is None:
             pins = self._pins[owner] = {}
         pins[key] = slot
@@ -146,7 +142,7 @@ class Reservations:
         for position in range(reservation.position, 0 if reservation.complete else len(keys)):
             if slots[position] != NOT_GRANTED:
                 continue
-            if self._held + len(missing) >= self.chunks_max:
+            if self.num_reserved + len(missing) >= self.chunks_max:
                 break
             slot = self._host.slots.find(keys[position])
             if slot is not None:
@@ -171,17 +167,17 @@ class Reservations:
         """Hold wanted chunks that are in the host tier, before an eviction for the same request can drop them (G3)."""
         reservation.pinned = True
         keys, host = reservation.keys, self._host
-        budget = self.chunks_max - self._held
+        budget = self.chunks_max - self.num_reserved
         if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier
             slots = host.slots.ready_prefix(keys)
             if len(slots) == len(keys):
                 host.pin(slots)
                 reservation.grant_all(slots)
                 reservation.position = len(keys)
-                self._held += len(slots)
+                self.num_reserved += len(slots)
                 return
         for position, key in enumerate(keys):
-            if self._held >= self.chunks_max:
+            if self.num_reserved >= self.chunks_max:
                 break
             slot = host.slots.find(key) if reservation.slots[position] == NOT_GRANTED else None
             if slot is not None:
@@ -203,7 +199,7 @@ class Reservations:
                 self._host.waiters.add(slot, reservation)
                 reservation.grant(position, slot, tiers[index].name)
             reservation.outstanding += len(slots)
-            self._held += len(slots)
+            self.num_reserved += len(slots)
 
     def _add(self, reservation: Reservation, position: int, slot: int) -> None:
         """Grant a chunk that is held. The source of one that is not readable yet is the tier that it is read from."""
@@ -212,7 +208,7 @@ class Reservations:
             reservation.outstanding += 1
             self._host.waiters.add(slot, reservation)
         reservation.grant(position, slot, HOST if ready else self._host.slots.origin(slot))
-        self._held += 1
+        self.num_reserved += 1
 
     # -- releasing ---------------------------------------------------------------------------------------------------
 
@@ -266,7 +262,7 @@ class Reservations:
         ):
             self.unpin(owner)
             del self._by_owner[owner]
-            self._held -= len(keys)
+            self.num_reserved -= len(keys)
             return reservation.slots, reservation.sources()
         reserved = {key: (slot, HOST) for key, slot in self.pinned(owner).items()}
         reserved |= {} if reservation is None else reservation.granted()
@@ -317,7 +313,7 @@ class Reservations:
     def _release(self, slots: list[int]) -> None:
         self._may_release -= len(slots)
         self._host.unpin(slots)
-        self._held -= len(slots)
+        self.num_reserved -= len(slots)
 
     # -- check -------------------------------------------------------------------------------------------------------
 
@@ -331,7 +327,7 @@ class Reservations:
         held = sum(reservation.num_granted for reservation in reservations)
         held += sum(map(len, self._pins.values()))
         over = sum(map(len, self._to_release))
-        require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
+        require(self.num_reserved == held + over, f"{self.num_reserved} reserved chunks are counted wrong")
         require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:
             what = f"reservation of {reservation.owner!r}"

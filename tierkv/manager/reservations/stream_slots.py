@@ -1,9 +1,9 @@
 """Host slots for loads that stream: segments collected for them, beside the reservations of waiting requests.
 
 A stream holds GPU blocks and waits for slots. A request that was offered a hit holds slots and waits for GPU blocks. If
-both drew on one account, they could wait for each other without end. So while any load streams, half of the reservable
-chunks belongs to streams, in a queue of their own, and waiting requests have the other half. Neither side takes what
-the other one needs to progress, and on either side the oldest progresses
+both drew on one account, they could wait for each other without end. While any load streams, half of the reservable
+chunks belongs to streams, in a queue of their own. Waiting requests have the other half. Neither side takes what the
+other one needs to progress, and on either side the oldest progresses
 (see :mod:`tierkv.manager.reservations.reservations`).
 
 A segment counts until it is copied. Otherwise slots that pass from stream to stream would never be free for other uses.
@@ -122,9 +122,9 @@ class StreamSlots:
         return self._segments.owners
 
     @property
-    def held(self) -> int:
+    def num_reserved(self) -> int:
         """Number of chunks in segments."""
-        return self._segments.held
+        return self._segments.num_reserved
 
     def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
         """Snapshots of the chunks of the owner's segment, each with its source tier."""
