@@ -25,7 +25,7 @@ def registered_values(hook: pluggy.HookCaller, kind: type[T]) -> list[T]:
     """
     answers = hook()
     implementations = sum(1 for impl in hook.get_hookimpls() if not (impl.wrapper or impl.hookwrapper))
-    if len(answers) < implementations:  # pluggy leaves None out
+    if len(answers) < implementations:  # pluggy omits None
         raise PluginError(f"{hook.name} returned None; return a list of {kind.__name__}")
     values: list[T] = []
     for answer in answers:

@@ -23,7 +23,7 @@ VLLM_KEYS = frozenset({
     "spec_name", "spec_module_path", "blocks_per_chunk", "block_size", "offload_prompt_only", "canonical_layout",
     "self_describing_kv_events", "sync_load_budget_bytes",
 })  # fmt: skip
-"""Keys that vLLM itself reads beside ours in ``kv_connector_extra_config``."""
+"""Keys that vLLM itself reads in ``kv_connector_extra_config``."""
 
 
 def offloading_engine(config: Any, device: str, states: Sequence[str]) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
