@@ -51,6 +51,7 @@ BANNED: dict[str, str] = {
 FIRST_WORDS = re.compile(r"(?:What|Who|Whoever|Whom|Whose|How|Where|When|Why|Which)\b")
 """First words of a docstring that make it a clause."""
 
+_ANY = re.compile("|".join(BANNED), flags=re.IGNORECASE)
 _PHRASES = [(re.compile(phrase, flags=re.IGNORECASE), instead) for phrase, instead in BANNED.items()]
 
 
@@ -65,6 +66,8 @@ class Finding:
 
 def check(text: str, line: int = 1) -> Iterator[Finding]:
     """Find banned phrases in one piece of prose that begins at ``line``."""
+    if not _ANY.search(text):
+        return
     prose = re.sub(r"``[^`]*``|`[^`]*`|:\w+:`[^`]*`|https?://\S+", lambda match: re.sub(r"[^\n]", "_", match[0]), text)
     for phrase, instead in _PHRASES:
         for match in phrase.finditer(prose):

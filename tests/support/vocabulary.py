@@ -18,6 +18,7 @@ _CODE = re.compile(
     r"^(```+|~~~+).*?^\1\s*$|``[^`]*``|`[^`]*`|:\w+:`[^`]*`|\]\([^)]*\)|https?://\S+|<[^>]*>", re.MULTILINE | re.DOTALL
 )
 _WORD = re.compile(r"(?<![\w.@/-])[A-Za-z][a-z]{2,}(?![\w/@-]|\.\w)")
+_START = re.compile(r"(?:[.!?:|*]\s*|\n\s*[-#|]*\s*)$")
 _SUFFIX = re.compile(r"(?:ings?|edly|ed|ers?|ors?|ions?|ations?|ies|es|ly|s|e|y)$")
 
 
@@ -34,10 +35,10 @@ def stem(word: str) -> str:
 
 def words_of(text: str) -> Iterator[str]:
     """Words of a text outside code, links and names."""
-    for match in _WORD.finditer(_CODE.sub(" ", text)):
+    prose = _CODE.sub(" ", text)
+    for match in _WORD.finditer(prose):
         word = match[0]
-        at_start = re.search(r"(?:^|[.!?:|*]\s*|\n\s*[-#|]*\s*)$", match.string[: match.start()])
-        if word.islower() or at_start:
+        if word.islower() or _START.search(prose[max(0, match.start() - 12) : match.start()] or "\n"):
             yield word
 
 
