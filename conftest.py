@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose one seed for the whole run."""
     given = config.getoption("--seed")
     config.stash[SEED] = secrets.randbits(32) if given is None else given
+
+
+def pytest_collection_finish() -> None:
+    """Keep collected modules out of garbage collection: full collections between tests took a third of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -1,4 +1,4 @@
-"""The workshop of tierkv.
+"""Sessions of tierkv: tests, checks, documentation, releases.
 
 ``python -m nox -l`` lists the sessions, ``python -m nox -s NAME`` runs one, and what follows ``--`` goes to the tool in
 it: ``python -m nox -s tests -- -k manager``. Every session installs what it needs; nothing has to be set up first.

@@ -1,4 +1,4 @@
-"""The workshop keeps its own rules: one test line, described sessions, reasons for every exception."""
+"""The project keeps its own rules: one test line, described sessions, reasons for every exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that the scheduler exchanges with the manager, besides keys (spec, section 4)."""
+"""Values that the scheduler exchanges with the manager, besides keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and durations of transfers between GPU and host, one entry per operation (spec, section 15).
+"""Sizes and durations of transfers between GPU and host, one entry per operation.
 
 Workers may be other processes, so they send plain dicts and lists. Aggregation copies every list it takes over (D9).
 """

@@ -1,4 +1,4 @@
-"""Discovery of installed plugins. :func:`load_plugins` is the face of the package.
+"""Discovery of installed plugins. :func:`load_plugins` is its public function.
 
 A *plugin* is a module or object that implements hooks of :mod:`tierkv.hookspecs`. Its hooks return *registered values*:
 backends, codecs and policies (:mod:`tierkv.abc.plugin`). Each value keeps the *origin* of its plugin: entry point,

@@ -14,9 +14,9 @@ Flow of one step: ``begin_step`` sets the time, releases abandoned lookups and l
 turns the answer into a load job. ``build_connector_meta`` updates block tables, offers chunks for storing, and hands
 loads, stores and flushes to the workers. ``update_connector_output`` takes the workers' reports and ends jobs.
 
-A lookup answers None (ask again in the next step) at two places: ``Lookups._defer`` in
-:mod:`~tierkv.scheduler.lookup.lookups`, called by ``Lookups.answer`` and ``Lookups._resolve``, decides it for a request
-that can be looked up. ``OffloadScheduler.get_num_new_matched_tokens`` decides it for one with transfers in flight.
+A lookup answers None (ask again in the next step) at two places. ``Lookups.answer`` and ``Lookups._resolve`` in
+:mod:`~tierkv.scheduler.lookup.lookups` decide it for a request that can be looked up, and return through
+``Lookups._defer``. ``OffloadScheduler.get_num_new_matched_tokens`` decides it for one with transfers in flight.
 
 Invariants, checked by :func:`~tierkv.scheduler.introspection.check_scheduler`:
 

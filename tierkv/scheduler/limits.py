@@ -29,7 +29,7 @@ StorePlanName = Literal["immediate", "eager", "lazy"]
 
 
 class StorePolicy(Enum):
-    """Whether chunks that were loaded for a request are offered for storing again (spec, sections 3 and 9)."""
+    """Whether chunks that were loaded for a request are offered for storing again."""
 
     BLOCK_LEVEL = "block_level"
     """No: a tier has each of them."""

@@ -141,15 +141,15 @@ class OffloadScheduler:
         return record
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond ``computed_tokens`` that can be loaded, and whether the load is asynchronous.
+        """Tokens beyond ``num_computed_tokens`` that can be loaded, and whether the load is asynchronous.
 
         Idempotent while nothing changes. The chunks of an answer stay held until :meth:`update_state_after_alloc`. A
         running request counts as preempted from this call on: when it is scheduled again, the engine must give its
         whole table.
 
         Returns:
-            (tokens, tokens > 0); or (None, False): ask again in the next step. The reason is decided in
-                ``Lookups._defer``, or here if the request has transfers in flight.
+            (tokens, tokens > 0); or (None, False): ask again in the next step. ``Lookups.answer`` decides it, or
+                this method if the request has transfers in flight.
 
         Raises:
             EngineProtocolError: the request has finished and still has transfers in flight, or its id is empty.

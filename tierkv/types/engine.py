@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 NULL_BLOCK_ID = 0
-"""Id of the placeholder block, which never holds data and is never copied (spec, glossary)."""
+"""Id of the placeholder block, which never holds data and is never copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class EngineCapabilities:
 
 
 class GroupKind(Enum):
-    """Attention of the layers of a KV cache group. It decides which chunks a hit needs (spec, section 2)."""
+    """Attention of the layers of a KV cache group. It decides which chunks a hit needs."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 

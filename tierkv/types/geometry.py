@@ -1,4 +1,4 @@
-"""Sizes of hash blocks, GPU blocks and chunks, per KV cache group (spec, section 2)."""
+"""Sizes of hash blocks, GPU blocks and chunks, per KV cache group."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
 def chunk_blocks(job: ChunksInBlocks, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
     """Per chunk of a job: number of skipped blocks at its front, and the GPU blocks of the rest.
 
-    Source: spec, section 9. The first chunk of a group may begin with skipped blocks. The last may be covered only in
+    The first chunk of a group may begin with skipped blocks. The last may be covered only in
     part.
     """
     result: list[tuple[int, tuple[int, ...]]] = []

@@ -1,6 +1,6 @@
 """Worker: copies chunks between KV blocks and host slots as the scheduler's metadata says, and reports the results.
 
-Order within a step (spec, section 16):
+Order within a step:
 
 1. Stores of the previous step, and flushed stores of this step, are submitted.
 2. Flushed jobs are waited for, because their blocks are about to be overwritten.

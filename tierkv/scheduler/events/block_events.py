@@ -2,7 +2,7 @@
 
 A raw event knows keys. Tokens, parent and adapter are known to the request, which may end before the event is read. So
 a *snapshot* is taken when a store is granted. It describes each stored event of the chunk, in every tier, and is
-dropped with the last of them (spec, section 14).
+dropped with the last of them.
 
 Two prompts that diverge inside a chunk have two chunks with the same first hash blocks. These are removed with the last
 of the chunks, so that a consumer with a plain set of blocks has exactly the present ones.

@@ -1,4 +1,4 @@
-"""Load plan: destination blocks of the chunks to load, once blocks are allocated; pure functions (spec, section 9)."""
+"""Load plan: destination blocks of the chunks to load, once blocks are allocated; pure functions."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ then reserves host slots for the wanted chunks. When all of them are readable in
 :mod:`.first_segment` selects the part of a long hit that is gathered before the offer. :mod:`.load_cost` is the
 arithmetic of load or recompute; :mod:`.prefill_rate` measures the engine.
 
-``Lookups._defer`` is the line that answers None. ``Lookups._resolve`` calls it for three reasons: a tier has not yet
-answered whether it has a chunk (state ASKING); wanted chunks are still in flight to the host tier, or another request
-is loading them (state GATHERING); a wanted chunk was lost twice in one step.
+``Lookups.answer`` and ``Lookups._resolve`` decide that the answer is None, and return through ``Lookups._defer``. There
+are three reasons: a tier has not yet answered whether it has a chunk (state ASKING); wanted chunks are still in flight
+to the host tier, or another request is loading them (state GATHERING); a wanted chunk was lost twice in one step.
 
 Invariants: a lookup is deferred for at most ``lookup_deadline_s``; then the part that is readable is the answer. The
 answer is the same whether it was deferred or not. An offered chunk stays held until the load starts, the engine asks

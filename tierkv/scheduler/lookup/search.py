@@ -1,4 +1,4 @@
-"""Length of a hit: pure functions over a lookup of single chunks (spec, sections 5 and 6).
+"""Length of a hit: pure functions over a lookup of single chunks.
 
 The rule (S44): the largest number of tokens H up to a limit such that every group with full attention has all chunks
 that cover tokens C to C + H, every group with a window has the last W of them, and H is no shorter than the largest

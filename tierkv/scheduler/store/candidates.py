@@ -1,4 +1,4 @@
-"""Candidates for storing, and their source blocks: pure functions (spec, section 10)."""
+"""Candidates for storing, and their source blocks: pure functions."""
 
 from __future__ import annotations
 

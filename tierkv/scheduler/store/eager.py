@@ -1,4 +1,4 @@
-"""Store plan "eager": store one step later, when tokens are certain (spec, section 17)."""
+"""Store plan "eager": store one step later, when tokens are certain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Store plan "immediate": store in the step that computes; workers copy after the forward pass (spec, section 10)."""
+"""Store plan "immediate": store in the step that computes; workers copy after the forward pass."""
 
 from __future__ import annotations
 

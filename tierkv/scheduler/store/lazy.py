@@ -1,4 +1,4 @@
-"""Store plan "lazy": store what the engine is about to overwrite (spec, section 17).
+"""Store plan "lazy": store what the engine is about to overwrite.
 
 Most blocks are found on the GPU for as long as they exist. So the host tier gets those that will be lost next: a cursor
 walks the engine's queue of free blocks ahead of its head.

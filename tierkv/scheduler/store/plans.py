@@ -1,4 +1,4 @@
-"""Store plans: when computed blocks are offered to the host tier (``store.plan``; spec, sections 10 and 17).
+"""Store plans: when computed blocks are offered to the host tier (``store.plan``).
 
 immediate: in the step that computes them. eager: one step later, when their tokens are certain. lazy: shortly before
 the engine reuses the blocks.
