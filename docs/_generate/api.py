@@ -34,10 +34,10 @@ MODULES = {"tierkv.testing": ("faults", "manual_clock")}
 
 GROUPS = {
     "tierkv": {
-        "tierkv.stack.tiers": ("StackTiers",),
+        "tierkv.stack.views.tiers": ("StackTiers",),
         "tierkv.stack.tier_lifecycle": ("TierChange",),
-        "tierkv.stack.events": ("StackEvents",),
-        "tierkv.stack.measurements": ("StackMetrics",),
+        "tierkv.stack.views.events": ("StackEvents",),
+        "tierkv.stack.views.measurements": ("StackMetrics",),
         "tierkv.stack.remote_worker": ("WorkerSetup", "ProcessWorker"),
         "tierkv.worker.worker": ("Worker",),
     }

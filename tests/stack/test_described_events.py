@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
 
-from tierkv.stack.events import StackEvents
 from tierkv.stack.stack import Stack
+from tierkv.stack.views.events import StackEvents
 from tierkv.types.block_events import BlockEvent, BlockRemoved, BlockStored
 
 pytest.importorskip("torch")

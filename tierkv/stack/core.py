@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable
 
-from tierkv.stack.events import StackEvents
 from tierkv.stack.journal import StepJournal
+from tierkv.stack.views.events import StackEvents
 from tierkv.stack.wiring import StackWiring
 
 VALIDATE = "TIERKV_VALIDATE"

@@ -13,12 +13,12 @@ from tierkv.manager.contract import ResetScope
 from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.core import StackCore
-from tierkv.stack.events import StackEvents
-from tierkv.stack.introspection import StackIntrospection
 from tierkv.stack.journal import StepJournal
-from tierkv.stack.measurements import StackMetrics
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
-from tierkv.stack.tiers import StackTiers
+from tierkv.stack.views.events import StackEvents
+from tierkv.stack.views.introspection import StackIntrospection
+from tierkv.stack.views.measurements import StackMetrics
+from tierkv.stack.views.tiers import StackTiers
 from tierkv.stack.wiring import StackWiring
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput

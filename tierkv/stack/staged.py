@@ -21,12 +21,12 @@ from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJob, StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.stack.core import StackCore
-from tierkv.stack.events import StackEvents
-from tierkv.stack.introspection import StackIntrospection
 from tierkv.stack.journal import NoJournal
-from tierkv.stack.measurements import StackMetrics
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
-from tierkv.stack.tiers import StackTiers
+from tierkv.stack.views.events import StackEvents
+from tierkv.stack.views.introspection import StackIntrospection
+from tierkv.stack.views.measurements import StackMetrics
+from tierkv.stack.views.tiers import StackTiers
 from tierkv.stack.wiring import StackWiring
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import GROUP_BYTES, Key

@@ -142,7 +142,7 @@ class TierChanges:
     def attach(
         self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float = SCAN_TIMEOUT_S
     ) -> TierChange:
-        """Open a tier and queue its attachment. Raises as :meth:`tierkv.stack.tiers.StackTiers.attach`."""
+        """Open a tier and queue its attachment. Raises as :meth:`tierkv.stack.views.tiers.StackTiers.attach`."""
         resolved = self._resolved(table)
         self._check_names(resolved.config.name, before)
         tier = self._factory.open_tier(resolved, self._codecs_for(resolved))

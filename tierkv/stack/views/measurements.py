@@ -9,7 +9,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
 from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
 from tierkv.stack.tier_lifecycle import TierChanges
-from tierkv.stack.tiers import latest_by_name
+from tierkv.stack.views.tiers import latest_by_name
 from tierkv.types.tier_ops import Verb
 
 
