@@ -36,7 +36,7 @@ def test_the_table_tells_name_origin_and_abilities(tierkv: Run) -> None:
     )
     assert any("policy" in line and " lru " in line for line in said.stdout.splitlines())
     assert any(
-        "command" in line and " greet " in line and "Greet somebody" in line for line in said.stdout.splitlines()
+        "command" in line and " greet " in line and "Print a greeting" in line for line in said.stdout.splitlines()
     )
 
 
