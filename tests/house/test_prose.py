@@ -11,6 +11,7 @@ from pathlib import Path
 
 import prose
 import pytest
+from vocabulary import repeats_signature
 
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = ("tierkv", "plugins", "benchmarks", "docs", "tests", "changes")
@@ -54,6 +55,28 @@ def test_code_in_prose_is_no_prose() -> None:
     assert not list(prose.check("``told`` and `nobody`, :meth:`hears`"))
     assert not list(prose.check_page("text\n\n```python\nnobody = told\n```\n"))
     assert list(prose.check_page("```python\nx = 1\n```\nnobody\n"))
+
+
+def test_no_docstring_repeats_its_signature() -> None:
+    """A docstring that adds no word to the name costs a line and states no contract."""
+    found = []
+    for path in (*ROOT.glob("tierkv/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and repeats_signature(node):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: {ast.get_docstring(node)}")
+    assert not found, "\n".join(found)
+
+
+def test_a_repeated_signature_is_found() -> None:
+    """The check can fail, and a contract passes."""
+    (bad, good) = ast.parse(
+        'def free_pages(self) -> int:\n    """Number of free pages."""\n'
+        'def free_slots(self) -> int:\n    """Slots without a chunk."""\n'
+    ).body
+    assert isinstance(bad, ast.FunctionDef)
+    assert isinstance(good, ast.FunctionDef)
+    assert repeats_signature(bad)
+    assert not repeats_signature(good)
 
 
 # -- names in pages --------------------------------------------------------------------------------------------------

@@ -60,3 +60,44 @@ def terms() -> set[str]:
     heads = re.findall(r"^(?![#:\s])(.+)\n: ", text, flags=re.MULTILINE)
     defined = " ".join([*heads, *re.findall(r"\*([^*]+)\*", text)])
     return {stem(word) for word in re.findall(r"[A-Za-z]{2,}", defined)}
+
+
+_EMPTY = {
+    "a",
+    "an",
+    "and",
+    "as",
+    "by",
+    "for",
+    "from",
+    "in",
+    "is",
+    "it",
+    "its",
+    "number",
+    "of",
+    "on",
+    "or",
+    "return",
+    "returns",
+    "that",
+    "the",
+    "this",
+    "to",
+    "whether",
+    "with",
+}
+
+
+def repeats_signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether every word of a docstring is in the name, the arguments or the result already."""
+    docstring = ast.get_docstring(node)
+    if not docstring:
+        return False
+    signature = [node.name]
+    if not isinstance(node, ast.ClassDef):
+        signature += [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+        signature += [ast.unparse(node.returns)] if node.returns else []
+    known = {stem(part) for name in signature for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+    words = {word.lower() for word in re.findall(r"[A-Za-z]+", docstring)} - _EMPTY
+    return all(stem(word) in known for word in words)

@@ -61,7 +61,7 @@ def key_path(location: Sequence[str | int]) -> str:
 
 
 def unknown_key(path: str, key: str, allowed: Iterable[str], value: object) -> Problem:
-    """Problem of an unknown key."""
+    """Report a key that the schema lacks, with the nearest allowed name."""
     names = sorted(allowed)
     hint = nearest_hint(key, names)
     return Problem(path, "; ".join(filter(None, ["unknown key", hint, f"allowed here: {', '.join(names)}"])), value)

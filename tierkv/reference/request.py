@@ -13,7 +13,7 @@ from tierkv.reference.configs import EngineConfig
 
 
 class RequestState(Enum):
-    """State of a request."""
+    """Stages of a request in the reference scheduler."""
 
     WAITING = "waiting"
     """In the queue; holds no blocks."""

@@ -174,7 +174,7 @@ class KeyTable:
         return [number for number in self.find_all(keys) if number is not None]
 
     def key(self, number: int) -> Key:
-        """Key of a number."""
+        """Key that has the number; empty if the number is free."""
         return self._keys[number]
 
     def add(self, key: Key) -> int:

@@ -109,7 +109,7 @@ class Request(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of prompt tokens."""
+        """Length of the prompt. Constant while the request is alive, also after a preemption."""
 
     @property
     def block_hashes(self) -> Sequence[bytes]:

@@ -62,7 +62,7 @@ def make_scope(cache_salt: str | None, adapter: str | None) -> bytes:
 
 
 def tenant_of_salt(cache_salt: str | None) -> Tenant:
-    """Tenant of a cache salt."""
+    """Digest of a cache salt, or NO_TENANT without one. The salt itself is never stored."""
     return NO_TENANT if cache_salt is None else Tenant(_digest(cache_salt, b"tierkv-tenant"))
 
 

@@ -59,7 +59,7 @@ class Served:
 
 @dataclass(slots=True)
 class PhaseResult:
-    """Result of a phase."""
+    """Report of the process that ran a phase; it pickles."""
 
     name: str
     pid: int

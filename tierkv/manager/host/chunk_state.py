@@ -31,7 +31,7 @@ class ChunkState(Enum):
 
 
 class ChunkEvent(Enum):
-    """Event of a chunk."""
+    """Inputs of the chunk machine."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 

@@ -8,7 +8,7 @@ from tierkv.types.state_machine import StateMachine
 
 
 class RequestState(Enum):
-    """State of a request."""
+    """States of the request machine; TRANSITIONS connects them."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
@@ -29,7 +29,7 @@ class RequestState(Enum):
 
 
 class RequestEvent(Enum):
-    """Event of a request."""
+    """Inputs of the request machine."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 

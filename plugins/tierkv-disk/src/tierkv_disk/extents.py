@@ -32,12 +32,12 @@ class Run(NamedTuple):
 
 
 def address_at(segment: int, page: int) -> PageAddress:
-    """Address of page ``page`` of segment ``segment``."""
+    """Pack the position of a page in its segment into one integer."""
     return PageAddress(segment << _BITS | page)
 
 
 def segment_of(address: PageAddress) -> int:
-    """Number of the segment."""
+    """Segment file that holds the address."""
     return address >> _BITS
 
 

@@ -32,7 +32,7 @@ class AdapterRequest:
 
     @property
     def request_id(self) -> str:
-        """Id of the request."""
+        """Id as vLLM gave it, unique among live requests."""
         return str(self._request.request_id)
 
     @property
@@ -42,7 +42,7 @@ class AdapterRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of prompt tokens."""
+        """Length of the prompt, without generated tokens."""
         return int(self._request.num_prompt_tokens)
 
     @property
@@ -65,7 +65,7 @@ class AdapterRequest:
 
     @property
     def cache_salt(self) -> str | None:
-        """Cache salt, or None."""
+        """Salt by which vLLM separates tenants; None: shared."""
         salt: str | None = self._request.cache_salt
         return salt
 

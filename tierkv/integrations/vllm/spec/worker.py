@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EndedTransfer:
-    """A transfer that ended."""
+    """Report of one transfer to vLLM, under the name of its job."""
 
     job_id: int
     """Number of the job."""

@@ -44,7 +44,7 @@ _RECORD = struct.Struct("<QBBHQI104s")
 
 
 class RecordKind(IntEnum):
-    """Kind of a record."""
+    """Meaning of a log entry; the byte on disk never changes."""
 
     PUT = 1
     DELETE = 2
@@ -105,7 +105,7 @@ def _encode_header(identity: LogIdentity, version: int, slot_bytes: int) -> byte
 
 
 def encode_record(record: Record, seed: int) -> bytes:
-    """Encode the 128 bytes of a record."""
+    """Pack an entry into 128 bytes, behind its seeded checksum."""
     kind, key, part, address, frame_bytes = record
     body = _RECORD_BODY.pack(kind, len(key), part, address, frame_bytes, key)
     return _CHECKED.pack(xxhash.xxh3_64_intdigest(body, seed), body)

@@ -25,7 +25,7 @@ _NAME = re.compile(r"segment-(\d{5,10})\.dat")
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Path of segment ``number``."""
+    """File of a segment: five digits at least, so that names sort."""
     return directory / f"segment-{number:05d}.dat"
 
 

@@ -33,7 +33,7 @@ class Table:
 
     @property
     def free_pages(self) -> int:
-        """Number of free pages."""
+        """Pages of 4 KiB without a frame, over all segments."""
         return self._free.pages
 
     @property
