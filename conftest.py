@@ -29,13 +29,21 @@ os.environ.setdefault("TIERKV_VALIDATE", "1")
 hypothesis.settings.register_profile("tierkv", deadline=None, print_blob=True)
 # Twenty times as many examples, for a machine that has the night: --hypothesis-profile nightly
 hypothesis.settings.register_profile("nightly", parent=hypothesis.settings.get_profile("tierkv"), max_examples=2000)
-hypothesis.settings.load_profile("tierkv")
+# The same examples in every run, for a CI that names its seed.
+hypothesis.settings.register_profile("fixed", parent=hypothesis.settings.get_profile("tierkv"), derandomize=True)
+
+FIXED_SEED = os.environ.get("TIERKV_TEST_SEED", "")
+"""Seed of every run, from the environment: in place of a new one for each."""
+
+hypothesis.settings.load_profile("fixed" if FIXED_SEED else "tierkv")
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 # Folders of which no test means anything without torch. Single tests elsewhere have the mark `needs_torch`.
 collect_ignore = [] if HAS_TORCH else ["tests/reference", "tests/stack", "tests/worker"]
 if importlib.util.find_spec("vllm") is None:  # `nox -s vllm` has it
     collect_ignore.append("tests/integrations/vllm")
+if importlib.util.find_spec("sglang") is None:  # `nox -s sglang` has it
+    collect_ignore.append("tests/integrations/sglang")
 if not HAS_TORCH or importlib.util.find_spec("transformers") is None:
     collect_ignore.append("tests/integrations/transformers")
 
@@ -50,7 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose one seed for the whole run."""
     given = config.getoption("--seed")
-    config.stash[SEED] = secrets.randbits(32) if given is None else given
+    chosen = int(FIXED_SEED) if FIXED_SEED else secrets.randbits(32)
+    config.stash[SEED] = chosen if given is None else given
 
 
 def pytest_collection_finish() -> None:

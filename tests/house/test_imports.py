@@ -51,6 +51,10 @@ def beyond_the_seam(source: str) -> list[str]:
     ]
 
 
+PUBLIC = {"os._exit"}
+"""Documented names of the standard library that begin with an underscore."""
+
+
 def private_reaches(source: str) -> list[str]:
     """Private attributes of other objects that a module names."""
     attributes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
@@ -60,6 +64,7 @@ def private_reaches(source: str) -> list[str]:
         if node.attr.startswith("_")
         and not node.attr.endswith("__")
         and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        and ast.unparse(node) not in PUBLIC
     ]
 
 

@@ -6,6 +6,7 @@ all invariants (spec, section 18).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,8 @@ class Bed:
         self.mirror = BlockMirror(core.geometry, core.block_events)
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
         self.offers = 0
+        self._state: tuple[object, ...] = ()
+        self._progressed_s = 0.0  # time of the latest change of anything that a request may wait for
         self._ids = 0
 
     # -- pushing things forward --------------------------------------------------------------------------------------
@@ -138,6 +141,13 @@ class Bed:
         self.core.manager.begin_step(self.core.now)
         while self.tiers.completion:
             self.core.manager.on_completion(self.tiers.completion.popleft())
+        counters, passages = self.core.counters, self.core.manager.passages
+        state = (
+            self.core.manager.version, counters.chunks_loaded, counters.chunks_stored, counters.deadlines_expired,
+            tuple(self.core.scheduler._records), passages.account.total, tuple(passages.owners),
+        )  # fmt: skip
+        if state != self._state:
+            self._state, self._progressed_s = state, self.core.now
 
     def _hand_out(self) -> None:
         for op in self.core.manager.take_ops():
@@ -184,7 +194,7 @@ class Bed:
         core = self.core
         core.truth.learn(request)
         store = self.tiers.stores[tier]
-        leaving = set(core.lower[tier].residency.deleting())
+        leaving = set(core.lower[tier].residency.rows.deleting())
         for group in core.geometry.groups:
             keys = core.truth.keys(request, group.index)
             for i, key in enumerate(keys):
@@ -239,7 +249,7 @@ class Bed:
     # -- what must always hold ---------------------------------------------------------------------------------------
 
     def answered(self, sequence: EngineSequence[BedRequest], local: int, answer: int | None) -> None:
-        """Check that offered keys are readable, and that no deferral outlives its deadline."""
+        """Check that offered keys are readable, and that no deferral outlives its deadline without progress."""
         now = self.core.now
         record = self.core.scheduler._records[sequence.request.request_id]
         if answer is None:
@@ -247,8 +257,10 @@ class Bed:
                 return  # it waits for a worker, not for a tier
             if sequence.deferred_since_s is None:
                 sequence.deferred_since_s = now
-            waited = now - sequence.deferred_since_s
-            assert waited < self.spec.deadline_s, f"{sequence.request.request_id} is deferred for {waited} s"
+            waited = now - max(sequence.deferred_since_s, self._progressed_s)
+            is_under_way = any(op.slots for op in self.tiers.pending.values())
+            is_late = is_under_way and waited > self.spec.deadline_s
+            assert not is_late, f"{sequence.request.request_id} is deferred for {waited} s without any progress"
             return
         sequence.deferred_since_s = None
         assert answer in range(sequence.request.num_tokens - local + 1 - self.core.geometry.has_windows)
@@ -263,7 +275,8 @@ class Bed:
                 if record.lookup.will_stream and keys[i] not in record.lookup.gathered:
                     # It is not held. When the offer is repeated, in a later step, it may have been evicted.
                     repeated = self._offered.get(sequence.request.request_id) is record.lookup.wanted
-                    assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, but in no tier"
+                    since = record.lookup.since_s
+                    assert repeated or self._is_somewhere(keys[i], since), f"{keys[i].hex()} is offered, but in no tier"
                     continue
                 chunk = self._offered_chunk(sequence, keys[i])
                 assert chunk.pins > 0
@@ -277,14 +290,19 @@ class Bed:
     def aborted(self, request_id: str) -> None:
         """Note that a request was aborted during its load."""
 
-    def _is_somewhere(self, key: Key) -> bool:
-        """Whether the core counts a chunk as present in some tier."""
+    def _is_somewhere(self, key: Key, since: float | None) -> bool:
+        """Whether the core knows a chunk to be in some tier.
+
+        since: answers that shared tiers gave since then, the begin of the lookup, count although they have expired.
+        """
         core = self.core
-        return core.host.slots.find(key) is not None or core.manager._tier_io.source_of(key) is not None
+        if core.host.slots.find(key) is not None:
+            return True
+        return core.manager._tier_io.source_of(key, since=math.inf if since is None else since) is not None
 
     def _offered_chunk(self, sequence: EngineSequence[BedRequest], key: Key) -> Chunk:
         """Chunk that is held for a request, readable or (if another request found it corrupt) doomed."""
-        granted = self.core.manager.reservations.granted(sequence.request.request_id)
+        granted = self.core.manager.passages.granted(sequence.request.request_id)
         assert key in granted, f"{key.hex()} is offered to {sequence.request.request_id}, but not held for it"
         chunk = granted[key][0]
         assert chunk.state in (ChunkState.READY, ChunkState.DOOMED)
@@ -304,14 +322,17 @@ class Bed:
         core = self.core
         tier_io = core.manager._tier_io
         holds: Counter[int] = Counter()
-        for gathering in (core.manager.reservations, core.manager.streams._segments):
-            for owner in gathering.owners:
-                holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
+        passages = core.manager.passages
+        for owner in passages.owners:
+            holds.update(chunk.slot for chunk, _ in passages.granted(owner).values())
+        for _, slots in passages._releases.waiting():
+            holds.update(slots)
         for status in core.scheduler._jobs._live.values():
             holds.update(core.host.slots.leased(status.job.slots))
         for pending in tier_io.in_flight:
             holds.update(pending.slots)
         holds.update(tier_io.admissions.dirty_pins.slots)
+        holds.update(tier_io._demotions.held)
         for promotions in tier_io._promotions.values():
             holds.update(promotions)
         for slot, holders in enumerate(core.host.slots.pins):
@@ -335,13 +356,11 @@ class Bed:
         assert not len(scheduler._fences)
         assert not len(scheduler._tables._windows)
         assert not scheduler._completions.has_pending_report
-        assert not scheduler._lookups._open
-        assert not scheduler._lookups._loading
-        assert not core.manager.reservations._by_owner
-        assert core.manager.reservations.num_reserved == 0
-        assert not core.manager.streams.owners
-        assert core.manager.streams.num_reserved == 0
-        assert core.manager.reserved_chunks_max == self.spec.reserved
+        assert not scheduler._lookups.open_ids
+        assert not len(scheduler._lookups._loads)
+        assert not core.manager.passages.owners
+        assert core.manager.passages.account.total == 0
+        assert core.manager.passages.hold_chunks_max == self.spec.reserved
         assert not scheduler._loads._streams
         assert not self.worker.open_loads
         assert not core.manager._tier_io.in_flight

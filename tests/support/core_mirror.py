@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from core_truth import link
 
+from tierkv.manager.step_budget import StepBudget
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.types.block_events import AllBlocksCleared, BlockRemoved, BlockStored
 from tierkv.types.cache_events import CacheEvent
@@ -50,6 +51,7 @@ class BlockMirror:
                     held.clear()
                     chunks.clear()
         self._block_events.finish_ended_stores()
+        self._block_events.forget_some(StepBudget().share())
 
     def _check_payload(self, event: BlockStored) -> None:
         """Check that the tokens, chained from the parent on, give exactly the hashes."""

@@ -13,6 +13,7 @@ from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
+from tierkv.manager.step_budget import STEP_KEYS_MAX
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.events.block_events import BlockEvents
@@ -20,6 +21,7 @@ from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.scheduler.wiring import wire_core
+from tierkv.structures.key_table import KeyDirectory
 from tierkv.types.engine import GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -128,12 +130,16 @@ class Core:
         outcomes = tuple(Outcome(one, size if one is OutcomeKind.OK else 0) for one in kinds)
         self.manager.on_completion(Completion(op.op_id, outcomes, elapsed_s=elapsed_s))
 
-    def finish_all(self, kind: OutcomeKind = OutcomeKind.OK) -> list[TierOp]:
-        """Complete all instructions of the manager, and those that follow. Returns all of them."""
+    def finish_all(self, kind: OutcomeKind = OutcomeKind.OK, *, probed: OutcomeKind | None = None) -> list[TierOp]:
+        """Complete all instructions of the manager, and those that follow in later steps. Returns all of them.
+
+        probed: outcome of probes; None: ``kind``.
+        """
         done: list[TierOp] = []
         while ops := self.manager.take_ops():
+            self.manager.budget.begin_step()
             for op in ops:
-                self.finish(op, kind)
+                self.finish(op, kind if op.verb is not Verb.PROBE or probed is None else probed)
             done += ops
         return done
 
@@ -157,18 +163,22 @@ def make_core(
     limits: SchedulerLimits | None = None,
     groups: Sequence[GroupSpec] | None = None,
     host_policy: EvictionPolicy | None = None,
+    step_keys: int = STEP_KEYS_MAX,
 ) -> Core:
     """Core without I/O.
 
     reserved: slots that waiting requests may hold together (all of them by default). groups: the engine's groups,
-    instead of full attention with ``block_tokens``.
+    instead of full attention with ``block_tokens``. step_keys: budget of a step.
     """
     if groups is not None:
         block_tokens = [group.block_tokens for group in groups]
     engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
     geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
-    lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
+    directory = KeyDirectory()
+    lower = [
+        LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy(), directory) for i, tier in enumerate(tiers)
+    ]
     warnings: list[str] = []
     event_warnings: list[str] = []
     wired = wire_core(
@@ -178,6 +188,7 @@ def make_core(
         limits=limits,
         counters=counters,
         reserved_chunks_max=reserved,
+        step_keys_max=step_keys,
         warn=warnings.append,
         block_events=BlockEvents(geometry, counters, event_warnings.append, active=True),
     )

@@ -28,7 +28,7 @@ def put(core: Core, keys: Sequence[Key], **hints: object) -> None:
 def load(core: Core, keys: Sequence[Key], **hints: object) -> None:
     """Load chunks for a request with these hints; chunks below are promoted first."""
     ctx = RequestContext("reader", hints=RequestHints(**hints))  # type: ignore[arg-type]  # checked at run time
-    reservation = core.manager.reservations.reserve(ctx.request_id, tuple(keys), ctx.hints)
+    reservation = core.manager.passages.reserve(ctx.request_id, tuple(keys), ctx.hints)
     while not reservation.ready:
         reads = [op for op in core.manager.take_ops() if op.verb is Verb.READ]
         assert reads, "what is wanted does not come"

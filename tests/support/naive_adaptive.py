@@ -200,8 +200,12 @@ class NaiveAdaptive:
             self.first_out.append(handle)
 
     def value_of(self, run: Run) -> float:
-        interval = max(i for i, begin_s in enumerate(AGES) if self.now_s - run.time_s >= begin_s)
-        return self.values.table[run.number][interval] * LEVEL_WEIGHT[run.level]
+        age_s = self.now_s - run.time_s
+        interval = max(i for i, begin_s in enumerate(AGES) if age_s >= begin_s)
+        value = self.values.table[run.number][interval]
+        if age_s >= AGES[-1]:
+            value = value * AGES[-1] / age_s
+        return value * LEVEL_WEIGHT[run.level]
 
     def lowest_first(self) -> list[Run]:
         """All runs that have chunks: again and again the one that is worth less of the ends of all queues."""

@@ -61,6 +61,7 @@ class PacedRun:
 
     def _step(self) -> None:
         core = self.core
+        core.begin()
         for op in core.manager.take_ops():
             assert op.verb is Verb.WRITE
             self._writing.append(op)
@@ -73,5 +74,5 @@ class PacedRun:
         count = manager.resident_prefix(keys, 0, len(keys))
         manager.touch(keys[:count][::-1])
         if count:
-            manager.reservations.reserve(ctx.request_id, tuple(keys[:count]), ctx.hints)
+            manager.passages.reserve(ctx.request_id, tuple(keys[:count]), ctx.hints)
             manager.complete_load(manager.prepare_load(keys[:count], ctx).slots)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from tierkv.integrations.vllm.connector.containment import ContainedScheduler, ContainedWorker
 from tierkv.integrations.vllm.connector.scheduler import ConnectorScheduler
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker
 from tierkv.integrations.vllm.pages import group_runs
@@ -146,7 +147,13 @@ class ByHand:
     """
 
     def __init__(
-        self, stack: Mapping[str, Any], *, groups: int = 1, ranks: int = 1, kinds: Sequence[GroupKind] = ()
+        self,
+        stack: Mapping[str, Any],
+        *,
+        groups: int = 1,
+        ranks: int = 1,
+        kinds: Sequence[GroupKind] = (),
+        contains: bool = False,
     ) -> None:
         self.config = CacheConfig(groups)
         kinds = kinds or [GroupKind.FULL_ATTENTION] * groups
@@ -156,13 +163,14 @@ class ByHand:
         )
         capabilities = EngineCapabilities(worker_processes=True)
         spec = EngineSpec("m", "int8", specs, BLOCK_TOKENS, num_workers=ranks, capabilities=capabilities)
-        self.scheduler = ConnectorScheduler(open_stack(dict(stack), spec))
+        self.scheduler = ContainedScheduler(ConnectorScheduler(open_stack(dict(stack), spec)), contains=contains)
         self.memory = [self.config.memory() for _ in range(ranks)]
-        self.workers = [ConnectorWorker(self.config, rank) for rank in range(ranks)]
+        self.workers = [ContainedWorker(ConnectorWorker(self.config, rank), contains=contains) for rank in range(ranks)]
         for worker, memory in zip(self.workers, self.memory, strict=True):
             worker.register_kv_caches(memory)
         self._failed: set[str] = set()
         self._reported_by: dict[str, int] = {}
+        self._stopped = 0
         self.reported: list[str] = []
 
     def step(
@@ -184,8 +192,9 @@ class ByHand:
         """The first half of a step: scheduled, and begun by the workers."""
         made = self.scheduler.build(output or scheduler_output())
         meta, setup, failed_loads = pickle.loads(pickle.dumps((made.meta, made.setup, made.failed_loads)))
+        last_steps = self.scheduler.run_last_steps if local else None
         for worker in self.workers:
-            worker.start_step(meta, setup, failed_loads, self.scheduler.run_last_steps if local else None)
+            worker.start_step(meta, setup, failed_loads, last_steps, stops=made.stops)
         return meta, setup, failed_loads
 
     def collect(self) -> tuple[WorkerOutput, int, LoadReports]:
@@ -201,6 +210,7 @@ class ByHand:
             if output is not None:
                 outputs.append(pickle.loads(pickle.dumps(output[0])))
                 started_workers += output[1]
+                self._stopped += output[2]
         reports.finished = {name for name, count in self._reported_by.items() if count == len(self.workers)}
         self._reported_by = {name: count for name, count in self._reported_by.items() if name not in reports.finished}
         self.reported += reports.finished
@@ -211,7 +221,8 @@ class ByHand:
     def take_reports(self) -> LoadReports:
         """Make the second half of a step: take in the workers' reports."""
         output, started_workers, reports = self.collect()
-        self.scheduler.process_output(output, started_workers, reports.finished)
+        stopped_workers, self._stopped = self._stopped, 0
+        self.scheduler.process_output(output, started_workers, reports.finished, stopped_workers)
         return reports
 
     def settle(self) -> LoadReports:

@@ -6,6 +6,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WAIT_BUCKETS
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.stack_stats import Series
+from tierkv.metrics.watched import TierCondition
 
 
 class WatchedTiers:
@@ -14,6 +15,8 @@ class WatchedTiers:
     def __init__(self) -> None:
         self.counts: dict[str, dict[str, int]] = {"disk": {"bytes_read": 0, "corrupt": 0}}
         self.measured: dict[str, dict[str, float]] = {}
+        self.conditions: dict[str, TierCondition] = {}
+        self.rooms: dict[str, int] = {}
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return a copy of the counters per tier."""
@@ -22,6 +25,14 @@ class WatchedTiers:
     def speeds(self) -> dict[str, dict[str, float]]:
         """Return the measured speeds per tier."""
         return self.measured
+
+    def health(self) -> dict[str, TierCondition]:
+        """Return the health per tier."""
+        return self.conditions
+
+    def room(self) -> dict[str, int]:
+        """Return the room per tier."""
+        return self.rooms
 
 
 class WatchedMetrics:
