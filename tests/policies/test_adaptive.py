@@ -124,7 +124,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(["ask", "ask", "ask", "ask", "hold", "hold", "release", "release_after_write", "remove"]),
         st.lists(st.integers(0, 2), min_size=1, max_size=9),
-        st.sampled_from([1, 3, 40, 700]),
+        st.sampled_from([1, 3, 40, 700, 300_000]),
         st.sampled_from(HINTS),
     ),
     min_size=10,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 
 import pytest
 
 from tierkv.policies.adaptive.classes import CLASSES, classes_for, is_private
 from tierkv.policies.adaptive.residents import NO_HANDLE, Residents
-from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, ValueModel
+from tierkv.policies.adaptive.runs import RunLog
+from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, CURVE_USES_MAX, ValueModel
 from tierkv.types.hints import NO_HINTS
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 def best_ratio(chances: list[float], interval: int) -> float:
@@ -62,6 +66,67 @@ def test_old_evidence_fades_with_time() -> None:
     for turn in range(CLASSES + 5):
         values.learn(1e6 + turn)
     assert values._uses[1] == pytest.approx(before / 2)
+
+
+def test_scarce_evidence_outlasts_the_hours() -> None:
+    """On slow traffic, reuses after days are the only evidence about days; hours without traffic must not erase it."""
+    values = ValueModel()
+    values.reused(1, 100_000.0, 500)
+    values.at_risk(1, AGES.index(640.0), 1000)
+    before = values._uses[1], values._risk[1], sum(values._curve_uses), sum(values._curve_risk)
+    for turn in range(50 * CLASSES):
+        values.learn(5 * HOUR_S * turn)
+    assert (values._uses[1], values._risk[1], sum(values._curve_uses), sum(values._curve_risk)) == before
+
+
+def test_an_age_without_evidence_keeps_its_prior() -> None:
+    """A small tier remembers no chunk for ten days; after some days of halving, nothing must be divided by zero."""
+    values, oldest = ValueModel(), ValueModel().chances[-1]
+    for _ in range(1500):
+        values.reused(1, AGES[10], 50_000)
+        values.at_risk(1, 10, 100_000)
+        values.reused(2, AGES[10], 50_000)
+        for _ in range(3):
+            values.learn(0.0)
+    assert max(values._curve_uses) < 4 * CURVE_USES_MAX
+    assert values.chances[-1] == pytest.approx(oldest)
+    assert min(values.table[1]) > 0
+
+
+def test_ages_of_a_day_are_learned() -> None:
+    """Users who come back every day are worth room all night, and none after a missed morning."""
+    values = ValueModel()
+    for turn in range(200):
+        for interval in range(bisect_right(AGES, DAY_S)):
+            values.at_risk(1, interval, 100)
+        values.reused(1, DAY_S, 60)
+        values.learn(float(turn))
+    before, soon, missed = (values.value(1, hours * HOUR_S) for hours in (2, 20, 48))
+    assert soon > 1.5 * before
+    assert soon > 3 * missed
+
+
+class CountedTimes(list[float]):
+    """Times of runs that count how often they are read."""
+
+    reads = 0
+
+    def __getitem__(self, place: int) -> float:  # type: ignore[override]  # no slices
+        self.reads += 1
+        return super().__getitem__(place)
+
+
+def test_only_age_intervals_that_a_run_enters_cost_anything() -> None:
+    """There are dozens of intervals and two observations per request: most of the looks would find nothing."""
+    log, values = RunLog(1000), ValueModel()
+    for now_s in range(0, 50_000, 100):
+        log.alive[log.place(log.open(float(now_s), 0))] = 1
+        log.advance_ages(float(now_s), values)
+    times = log.times = CountedTimes(log.times)  # type: ignore[assignment]  # a list counts as well
+    log.advance_ages(49_900.0, values)
+    assert times.reads == 0
+    log.advance_ages(49_906.0, values)
+    assert 0 < times.reads < 6, "the last run is five seconds old, and few others enter an interval"
 
 
 def test_every_class_begins_with_sense() -> None:

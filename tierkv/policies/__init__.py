@@ -11,6 +11,7 @@ Around a policy:
 
 - :class:`~tierkv.policies.guarded.GuardedPolicy` wraps the policy of a plugin and replaces it when it fails.
 - :class:`~tierkv.policies.quotas.TenantPolicy` holds one policy per tenant and enforces quotas.
+- :class:`~tierkv.policies.eviction_list.EvictionList` counts the chunks of a tier that may be evicted now.
 - :class:`~tierkv.policies.request_feed.RequestFeed` passes request observations to the policies that want them.
 
 Flow: the tier calls ``add`` for stored chunks, ``touch`` for uses, ``release`` when the last pin ends, and ``evict``

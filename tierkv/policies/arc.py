@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.structures.rings import Rings, longer, longer_bytes, numbers
+from tierkv.structures.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 _ONCE, _OFTEN = 0, 1
@@ -41,6 +41,34 @@ class ArcPolicy:
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         """Append new chunks to the first ring, and returning ghosts to the second."""
+        self._begin(handles, keys)
+        uses = self._uses
+        self._append([handle for handle in handles if uses[handle] == _NEW], _ONCE)
+        self._append([handle for handle in handles if uses[handle] == _AGAIN], _OFTEN)
+        self._bound_ghosts()
+
+    def add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int) -> None:
+        """Add chunks less recently used than ``behind``, and no ghost to a better ring than that of ``behind``."""
+        self._begin(handles, keys)
+        uses, ring = self._uses, _OFTEN if self._uses[behind] == _AGAIN else _ONCE
+        for handle in handles if ring == _ONCE else ():
+            uses[handle] = min(uses[handle], _USED)
+        beside = [handle for handle in handles if (uses[handle] == _AGAIN) == ring]
+        if self._rings.is_aside(behind):
+            self._append(beside, ring)
+        else:
+            self._rings.insert(beside, behind)
+            self._sizes[ring] += len(beside)
+        if ring == _OFTEN:
+            self._append([handle for handle in handles if uses[handle] != _AGAIN], _ONCE)
+        self._bound_ghosts()
+
+    def _append(self, handles: Sequence[int], ring: int) -> None:
+        self._rings.append(ring, handles)
+        self._sizes[ring] += len(handles)
+
+    def _begin(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
+        """Set the columns of new handles; those of returning ghosts count as used again."""
         if self._rings.make_room(handles):
             longer_bytes(self._uses, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
@@ -53,13 +81,6 @@ class ArcPolicy:
             for handle, mark in zip(handles, marks, strict=True):
                 if mark in candidates and self._pop_ghost(mark):
                     uses[handle] = _AGAIN
-        once = [handle for handle in handles if uses[handle] == _NEW] if candidates else handles
-        often = [handle for handle in handles if uses[handle] == _AGAIN] if candidates else ()
-        self._rings.append(_ONCE, once)
-        self._rings.append(_OFTEN, often)
-        self._sizes[_ONCE] += len(once)
-        self._sizes[_OFTEN] += len(often)
-        self._bound_ghosts()
 
     def _pop_ghost(self, mark: int) -> bool:
         """Remove the ghost of a new chunk, if there is one, and move the target. Return whether there was one."""
@@ -113,20 +134,29 @@ class ArcPolicy:
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Forget and return victims of the first ring while it is above its target, otherwise of the second ring."""
+        return self._evict(count, count, pins, -1)
+
+    def evict_before(self, count: int, pins: Sequence[int], stop: int) -> list[int]:
+        """Forget and return up to ``count`` victims, until ``stop`` is the next one of its ring."""
+        return self._evict(count, 1, pins, stop)
+
+    def _evict(self, count: int, least: int, pins: Sequence[int], stop: int) -> list[int]:
         rings, sizes, target = self._rings, list(self._sizes), self.target
         rings.passed_over = 0
-        queues = rings.unpinned(_ONCE, pins), rings.unpinned(_OFTEN, pins)
+        queues = rings.unpinned(_ONCE, pins, stop), rings.unpinned(_OFTEN, pins, stop)
         victims: list[int] = []
         for _ in range(count):
             ring = _ONCE if sizes[_ONCE] > target else _OFTEN
             victim = next(queues[ring], None)
-            if victim is None:
+            if victim is None and rings.passed_over < PASSED_OVER_MAX:
                 ring = 1 - ring
                 victim = next(queues[ring], None)
             if victim is None:
-                return []
+                break
             sizes[ring] -= 1
             victims.append(victim)
+        if len(victims) < least:
+            return []
         rings.unlink(victims)
         for ring, ghosts in enumerate(self._ghosts):
             ghosts.extend([self._marks[victim] for victim in victims if (self._uses[victim] == _AGAIN) == ring])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy, WriteAwarePolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, PrefixAwarePolicy, RequestAwarePolicy, WriteAwarePolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.keys import Key
 from tierkv.types.observation import RequestObservation
@@ -32,6 +32,10 @@ class GuardedPolicy:
     """Verb of :class:`~tierkv.abc.RequestAwarePolicy`; set only where the policy has it."""
     refuse: Callable[[Sequence[Key], int], Collection[int]]
     """Verb of :class:`~tierkv.abc.AdmissionPolicy`; set only where the policy has it."""
+    add_behind: Callable[[Sequence[int], Sequence[Key], int], None]
+    """Verb of :class:`~tierkv.abc.PrefixAwarePolicy`; set only where the policy has it."""
+    evict_before: Callable[[int, Sequence[int], int], Sequence[int]]
+    """Verb of :class:`~tierkv.abc.PrefixAwarePolicy`; set only where the policy has it."""
 
     def __init__(self, policy: EvictionPolicy, tier: str, counters: CoreCounters) -> None:
         self._policy: EvictionPolicy | None = policy
@@ -46,6 +50,8 @@ class GuardedPolicy:
             self.observe_request = policy.observe_request
         if isinstance(policy, AdmissionPolicy):
             self.refuse = self._refuse
+        if isinstance(policy, PrefixAwarePolicy):
+            self.add_behind, self.evict_before = self._add_behind, self._evict_before
 
     def __len__(self) -> int:
         """Number of known handles, pinned or not."""
@@ -68,11 +74,18 @@ class GuardedPolicy:
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         """Add new chunks (:class:`~tierkv.abc.EvictionPolicy`)."""
+        self._note(handles)
+        self._call("add", handles, keys)
+
+    def _add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int) -> None:
+        self._note(handles)
+        self._call("add_behind", handles, keys, behind)
+
+    def _note(self, handles: Sequence[int]) -> None:
         self._known.extend(bytes(max(0, max(handles, default=-1) + 1 - len(self._known))))
         for handle in handles:
             self._known[handle] = 1
         self._count += len(handles)
-        self._call("add", handles, keys)
 
     def touch(self, handles: Sequence[int]) -> None:
         """Note a use (:class:`~tierkv.abc.EvictionPolicy`)."""
@@ -98,17 +111,24 @@ class GuardedPolicy:
 
     def evict(self, count: int, pins: Sequence[int]) -> Sequence[int]:
         """Choose victims (:class:`~tierkv.abc.EvictionPolicy`); check those that the policy chose."""
-        victims = self._call("evict", count, pins)
-        if self._policy is not None and not self._is_valid(victims, count, pins):
+        return self._checked(self._call("evict", count, pins), (0, count), pins)
+
+    def _evict_before(self, count: int, pins: Sequence[int], stop: int) -> Sequence[int]:
+        return self._checked(self._call("evict_before", count, pins, stop), range(count + 1), pins)
+
+    def _checked(self, victims: object, lengths: Sequence[int], pins: Sequence[int]) -> Sequence[int]:
+        """Forget the victims of the policy; if they are wrong, take others and give up the policy."""
+        if self._policy is not None and not self._is_valid(victims, lengths, pins):
             self._give_up()
         if self._policy is None:
-            victims = self._next_unpinned(count, pins)
-        self._forget(victims)
-        return victims  # type: ignore[no-any-return]  # checked one by one
+            victims = self._next_unpinned(lengths[-1], pins)
+        chosen = cast("Sequence[int]", victims)  # checked one by one
+        self._forget(chosen)
+        return chosen
 
-    def _is_valid(self, victims: object, count: int, pins: Sequence[int]) -> bool:
-        """Whether the victims are none, or ``count`` different handles, all known and unpinned."""
-        if not isinstance(victims, Sequence) or len(victims) not in (0, count):
+    def _is_valid(self, victims: object, lengths: Sequence[int], pins: Sequence[int]) -> bool:
+        """Whether the victims are different handles, all known and unpinned, and their number is one of ``lengths``."""
+        if not isinstance(victims, Sequence) or len(victims) not in lengths:
             return False
         known, end = self._known, len(self._known)
         valid = all(type(h) is int and 0 <= h < end and known[h] and not pins[h] for h in victims)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy, WriteAwarePolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, PrefixAwarePolicy, RequestAwarePolicy, WriteAwarePolicy
 from tierkv.structures.key_table import column, longer
 from tierkv.types.keys import NO_TENANT, Key, Tenant, tenant_of
 from tierkv.types.observation import RequestObservation
@@ -98,6 +98,8 @@ class TenantPolicy:
 
     observe_request: Callable[[RequestObservation], None]
     refuse: Callable[[Sequence[Key], int], Collection[int]]
+    add_behind: Callable[[Sequence[int], Sequence[Key], int], None]
+    evict_before: Callable[[int, Sequence[int], int], Sequence[int]]
 
     def __init__(
         self,
@@ -127,6 +129,8 @@ class TenantPolicy:
             self.observe_request = self._observe_request
         if isinstance(first, AdmissionPolicy):
             self.refuse = self._refuse
+        if isinstance(first, PrefixAwarePolicy):
+            self.add_behind, self.evict_before = self._add_behind, self._evict_before
 
     def __len__(self) -> int:
         """Number of known handles, pinned or not."""
@@ -192,6 +196,10 @@ class TenantPolicy:
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         """Add chunks to the policies of their tenants."""
+        self._add_behind(handles, keys, None)
+
+    def _add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int | None) -> None:
+        """Add chunks; those of the tenant of ``behind`` are evicted before it. None: no chunk is before them."""
         if not handles:
             return
         self._grow_to(max(handles))
@@ -209,7 +217,10 @@ class TenantPolicy:
                 self._of[handle], self._number[handle], self._bytes[handle] = tenant_number, number + 1, size
                 part.used_bytes += size
                 numbers.append(number)
-            part.policy.add(numbers, own_keys)
+            if behind is not None and isinstance(part.policy, PrefixAwarePolicy) and self._part_of(behind) is part:
+                part.policy.add_behind(numbers, own_keys, self._number[behind] - 1)
+            else:
+                part.policy.add(numbers, own_keys)
         self._count += len(handles)
 
     def _grow_to(self, handle: int) -> None:
@@ -257,21 +268,36 @@ class TenantPolicy:
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Choose victims from the tenants with the highest use of their quotas."""
+        victims = self._choose(count, pins, None)
+        if len(victims) < count:
+            self._spare.update(dict.fromkeys(victims))  # still known here; the next choice takes them first
+            return []
+        return self._given(victims)
+
+    def _evict_before(self, count: int, pins: Sequence[int], stop: int) -> list[int]:
+        """Choose victims as :meth:`evict`, until the tenant of ``stop`` has no other victim before it."""
+        return self._given(self._choose(count, pins, stop))
+
+    def _given(self, victims: list[int]) -> list[int]:
+        for handle in victims:
+            self._spare.pop(handle, None)
+        self._count -= len(victims)
+        return victims
+
+    def _choose(self, count: int, pins: Sequence[int], stop: int | None) -> list[int]:
         self._looks = LOOKS_MAX
+        stopping = None if stop is None or not self._number[stop] else self._part_of(stop)
         victims = [handle for handle in self._spare if not pins[handle]][:count]
         asked = dict.fromkeys(part for part in self._parts.values() if len(part.policy))
         while len(victims) < count and asked:
             part = max(asked, key=_use)
-            taken = self._take(part, min(count - len(victims), _PART_MAX), pins)
+            wanted = min(count - len(victims), _PART_MAX)
+            taken = self._take(part, wanted, pins, stop if part is stopping else None)
             victims += taken
+            if part is stopping and len(taken) < wanted:
+                break
             if not taken or not len(part.policy):
                 del asked[part]
-        if len(victims) < count:
-            self._spare.update(dict.fromkeys(victims))  # still known here; the next choice takes them first
-            return []
-        for handle in victims:
-            self._spare.pop(handle, None)
-        self._count -= count
         return victims
 
     def trim(self, pins: Sequence[int]) -> list[int]:
@@ -288,10 +314,14 @@ class TenantPolicy:
         self._count -= len(victims)
         return victims
 
-    def _take(self, part: _Part, count: int, pins: Sequence[int]) -> list[int]:
-        """Return up to ``count`` victims of one tenant, as many as unpinned chunks are found."""
+    def _take(self, part: _Part, count: int, pins: Sequence[int], stop: int | None = None) -> list[int]:
+        """Return up to ``count`` victims of one tenant, as many as unpinned chunks are found; those before ``stop``."""
         count = self._count_unpinned(part, count, pins)
-        numbers = part.policy.evict(count, _Pins(pins, part.handles)) if count else ()
+        own_pins = _Pins(pins, part.handles)
+        if stop is not None and isinstance(part.policy, PrefixAwarePolicy):
+            numbers = part.policy.evict_before(count, own_pins, self._number[stop] - 1)
+        else:
+            numbers = part.policy.evict(count, own_pins) if count else ()
         return [self._free_number(part, number) for number in numbers]
 
     def _count_unpinned(self, part: _Part, count: int, pins: Sequence[int]) -> int:

@@ -49,25 +49,38 @@ class S3FifoPolicy:
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         """Append new chunks to the small queue, and returning ghosts to the main queue."""
+        self._begin(handles, keys, _MAIN)
+        for ring in _SMALL, _MAIN:
+            self._rings.append(ring, [handle for handle in handles if self._ring[handle] == ring])
+
+    def add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int) -> None:
+        """Add chunks just before ``behind`` to its queue; new ones not to the main queue, but to the small one."""
+        self._begin(handles, keys, self._ring[behind])
+        for ring in _SMALL, _MAIN:
+            some = [handle for handle in handles if self._ring[handle] == ring]
+            if ring == self._ring[behind] and not self._rings.is_aside(behind):
+                self._rings.insert(some, behind)
+            else:
+                self._rings.append(ring, some)
+
+    def _begin(self, handles: Sequence[int], keys: Sequence[Key], ring_of_ghosts: int) -> None:
+        """Set the columns of new handles, and count them in their queues."""
         if self._rings.make_room(handles):
             for column in self._uses, self._ring:
                 longer_bytes(column, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
         marks = list(map(mark_of, keys))
         candidates = self._ghosts.candidates(marks)
-        returning: list[int] = []
+        returning = 0
         for handle, mark in zip(handles, marks, strict=True):
             self._marks[handle] = mark
             self._uses[handle] = 0
             self._ring[handle] = _SMALL
             if mark in candidates and self._ghosts.pop(mark) is not None:
-                self._ring[handle] = _MAIN
-                returning.append(handle)
-        new = [handle for handle in handles if self._ring[handle] == _SMALL] if returning else handles
-        self._rings.append(_SMALL, new)
-        self._rings.append(_MAIN, returning)
-        self._sizes[_SMALL] += len(new)
-        self._sizes[_MAIN] += len(returning)
+                self._ring[handle] = ring_of_ghosts
+                returning += ring_of_ghosts == _MAIN
+        self._sizes[_SMALL] += len(handles) - returning
+        self._sizes[_MAIN] += returning
         self._room = max(self._room, len(self))
         self._ghosts.ghosts_max = self._room - self._room // SMALL_SHARE
 
@@ -100,6 +113,13 @@ class S3FifoPolicy:
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Forget and return victims of the small queue if it has its share, otherwise of the main queue."""
+        return self._evict(count, count, pins, -1)
+
+    def evict_before(self, count: int, pins: Sequence[int], stop: int) -> list[int]:
+        """Forget and return up to ``count`` victims, until ``stop`` is the next one."""
+        return self._evict(count, 1, pins, stop)
+
+    def _evict(self, count: int, least: int, pins: Sequence[int], stop: int) -> list[int]:
         rings, sizes, small_max = self._rings, self._sizes, max(1, self._room // SMALL_SHARE)
         following, previous, uses = rings.next, rings.previous, self._uses
         victims: list[int] = []
@@ -110,9 +130,8 @@ class S3FifoPolicy:
             if handle < 0:
                 ring = 1 - ring
                 handle = following[~ring]
-            if handle < 0 or not left:
-                self._restore_victims(victims)
-                return []
+            if handle < 0 or not left or handle == stop:
+                break
             if pins[handle]:
                 rings.put_aside(handle)
                 left -= 1
@@ -124,6 +143,9 @@ class S3FifoPolicy:
                 following[~ring], previous[after] = after, ~ring
                 sizes[ring] -= 1
                 victims.append(handle)
+        if len(victims) < least:
+            self._restore_victims(victims)
+            return []
         self._ghosts.extend([self._marks[handle] for handle in victims if self._ring[handle] == _SMALL])
         return victims
 

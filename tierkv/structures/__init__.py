@@ -10,4 +10,5 @@ million), but not over memory views, arrays, or dicts from numbers to bytes: so 
 - :mod:`rings`: several orders of handles in two columns, for eviction policies.
 - :mod:`lease_queue`: a queue of slot leases, the front of which can be taken aside.
 - :mod:`seen_filter`: recently seen keys, in 8 bytes each.
+- :mod:`written_order`: ranks that backends keep, and the order of eviction at an open.
 """

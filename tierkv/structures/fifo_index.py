@@ -39,6 +39,11 @@ class FifoIndex:
         """Upper bound of all rows."""
         return self._rows.length
 
+    @property
+    def oldest(self) -> int:
+        """Row of the first key; negative if there is none."""
+        return self._order.oldest(_ORDER)
+
     def find(self, key: Key) -> int | None:
         """Row of a key; None if it is not in the index."""
         return self._rows.find(key)
@@ -51,7 +56,7 @@ class FifoIndex:
             return row
         row = self._rows.add(key)
         self._order.make_room((row,))
-        self._order.append(_ORDER, (row,))
+        self._order.insert((row,), ~_ORDER)
         self._count += 1
         return row
 

@@ -22,6 +22,12 @@ KEY_BYTES_MIN = -SHARD_BYTE
 PAGE_KEYS = 170
 """Keys per page: the most that a dict with 256 places takes before it grows."""
 
+TABLE_BITS = 16
+"""Low bits of a place; they name its table. An integer of up to 60 bits needs no more memory than a small one."""
+
+TABLE_MASK = (1 << TABLE_BITS) - 1
+"""Mask of these bits."""
+
 GROWTH_NUMBERS_MIN = 4096
 """Columns whose length is not known from the start grow by this many numbers, or by an eighth if that is more."""
 
@@ -140,34 +146,104 @@ class IdPool:
         self._just_now.clear()
 
 
-class KeyTable:
-    """Numbers for keys that are added and discarded. All are below ``length``, the size of columns beside it."""
+class KeyDirectory:
+    """Key -> place, one for all tables that share it. A place is a number and its table: ``number << 16 | table``.
 
-    __slots__ = ("_free", "_keys", "length", "shards")
+    The place of a key that several tables have is in the table that got it last, and leads to the next one. So a key
+    costs one lookup, however many tables there are, and one entry, however many of them have it.
+    """
+
+    __slots__ = ("shards", "tables")
 
     def __init__(self) -> None:
-        self.length = 0
         self.shards = new_shards()
-        """Key -> number, for hot loops that look up a key themselves."""
+        """Key -> place, for hot loops that look up a key themselves."""
+        self.tables: list[KeyTable | None] = [None]
+        """Tables by their number, from 1 on: a place of 0 means none."""
+
+    def join(self, table: KeyTable) -> int:
+        """Add a table. Returns its number.
+
+        Raises:
+            InvariantError: the directory has as many tables as a place can name.
+        """
+        free = [number for number, other in enumerate(self.tables) if number and other is None]
+        number = free[0] if free else len(self.tables)
+        if number > TABLE_MASK:
+            raise InvariantError(f"{TABLE_MASK} tables share a directory; no further one can join it")
+        self.tables[number : number + 1] = [table]
+        return number
+
+    def leave(self, table: KeyTable) -> None:
+        """Remove a table without keys."""
+        self.tables[table.index] = None
+
+    def place_after(self, place: int) -> int:
+        """Next place of the same key, in another table; 0 if there is none."""
+        table = self.tables[place & TABLE_MASK]
+        return table.further[place >> TABLE_BITS] if table is not None and table.further else 0
+
+    def places(self, keys: Iterable[Key]) -> list[int]:
+        """First place of each key; 0 if it has none."""
+        shards = self.shards  # "in" is no call, and get() is one per key
+        return [shard[key] if key in (shard := shards[key[SHARD_BYTE]]) else 0 for key in keys]
+
+
+class KeyTable:
+    """Numbers for keys that are added and discarded. All are below ``length``, the size of columns beside it.
+
+    Args:
+        directory: shared with other tables that may have the same keys; None: one of its own.
+    """
+
+    __slots__ = ("_free", "_keys", "_shards", "directory", "further", "index", "length")
+
+    def __init__(self, directory: KeyDirectory | None = None) -> None:
+        self.length = 0
+        self.directory = KeyDirectory() if directory is None else directory
+        self._shards = self.directory.shards
         self._keys = KeyColumn(0)
         self._free = IdPool(None)
+        self.further = column("Q", 0)
+        """Place of the same key in another table, by number; 0 if there is none. Empty until a key is in two."""
+        self.index = self.directory.join(self)
+        """Number of the table in its directory."""
 
     def __len__(self) -> int:
         """Number of keys."""
-        return sum(map(len, self.shards))
+        return self._free.fresh - len(self._free)
 
     def items(self) -> Iterator[tuple[Key, int]]:
-        """Iterate over the keys with their numbers, in no order."""
-        return chain.from_iterable(shard.items() for shard in self.shards)
+        """Iterate over the keys with their numbers, in the order of the numbers."""
+        return ((key, number) for number in range(self._free.fresh) if (key := self._keys[number]))
+
+    @property
+    def numbers_max(self) -> int:
+        """Upper bound of all numbers that were ever given."""
+        return self._free.fresh
 
     def find(self, key: Key) -> int | None:
         """Number of a key; None if it has none."""
-        return self.shards[key[SHARD_BYTE]].get(key)
+        place = self._shards[key[SHARD_BYTE]].get(key, 0)
+        return place >> TABLE_BITS if place & TABLE_MASK == self.index else self._follow(place)
+
+    def _follow(self, place: int) -> int | None:
+        """Number in this table of the key that has a place; None if it has none."""
+        index, tables = self.index, self.directory.tables
+        while place:
+            if place & TABLE_MASK == index:
+                return place >> TABLE_BITS
+            table = tables[place & TABLE_MASK]  # as place_after(), without a call for each table that has the key
+            place = table.further[place >> TABLE_BITS] if table is not None and table.further else 0
+        return None
 
     def find_all(self, keys: Iterable[Key]) -> list[int | None]:
         """Number of each key, or None."""
-        shards = self.shards
-        return [shards[key[SHARD_BYTE]].get(key) for key in keys]
+        index, follow = self.index, self._follow
+        return [
+            place >> TABLE_BITS if place & TABLE_MASK == index else follow(place) if place else None
+            for place in self.directory.places(keys)
+        ]
 
     def known(self, keys: Iterable[Key]) -> list[int]:
         """Numbers of those of ``keys`` that have one."""
@@ -182,32 +258,68 @@ class KeyTable:
         number = self._free.take_one()
         self._grow(number + 1)
         self._keys[number] = key
-        self.shards[key[SHARD_BYTE]][key] = number
+        shard = self._shards[key[SHARD_BYTE]]
+        place = number << TABLE_BITS | self.index
+        first = shard.setdefault(key, place)
+        if first != place:
+            shard[key] = place
+            self._lead_to(number, first)
         return number
 
     def numbers(self, keys: Sequence[Key]) -> list[int]:
         """Numbers of many keys; new ones for those that have none. ``keys`` may contain duplicates."""
         given = self._free.take(len(keys))
         self._grow(1 + max(given, default=-1))
-        shards, pages, numbers, used = self.shards, self._keys.pages, [], 0
+        shards, pages, index, numbers, used = self._shards, self._keys.pages, self.index, [], 0
         for key in keys:
-            number = shards[key[SHARD_BYTE]].setdefault(key, given[used])
-            if number == given[used]:
-                pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
-                used += 1
+            number = given[used]
+            place = number << TABLE_BITS | index
+            shard = shards[key[SHARD_BYTE]]
+            first = shard.setdefault(key, place)
+            if first != place:
+                known = first >> TABLE_BITS if first & TABLE_MASK == index else self._follow(first)
+                if known is not None:
+                    numbers.append(known)
+                    continue
+                shard[key] = place
+                self._lead_to(number, first)
+            pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
+            used += 1
             numbers.append(number)
         if used < len(given):
             self._free.give_back(given[used:])
         return numbers
 
+    def _lead_to(self, number: int, place: int) -> None:
+        """Note the next place of a key that has a number here."""
+        if not self.further:
+            self.further = column("Q", self.length)
+        self.further[number] = place
+
     def _grow(self, length: int) -> None:
         if length > self.length:
             self.length = max(length, self.length + max(GROWTH_NUMBERS_MIN, self.length // 8))
             self._keys.grow(self.length)
+            if self.further:
+                self.further = longer(self.further, self.length)
 
     def discard(self, number: int) -> None:
         """Remove a number and its key."""
         key = self._keys[number]
-        del self.shards[key[SHARD_BYTE]][key]
         self._keys[number] = Key(b"")
         self._free.give_back([number])
+        shard, place, further = self._shards[key[SHARD_BYTE]], number << TABLE_BITS | self.index, 0
+        if self.further:
+            further, self.further[number] = self.further[number], 0
+        first = shard[key]
+        if first == place:
+            if further:
+                shard[key] = further
+            else:
+                del shard[key]
+            return
+        while (after := self.directory.place_after(first)) != place:
+            first = after
+        before = self.directory.tables[first & TABLE_MASK]
+        if before is not None:
+            before.further[first >> TABLE_BITS] = further

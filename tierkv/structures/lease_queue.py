@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tierkv.structures.key_table import column
 
@@ -33,7 +33,11 @@ class LeaseQueue:
 
     def __len__(self) -> int:
         """Number of leases."""
-        return len(self._aside) + len(self._behind)
+        return self._aside.count + self._behind.count
+
+    def __bool__(self) -> bool:
+        """Whether there is a lease."""
+        return bool(self._behind.count or self._aside.count)
 
     def extend(self, leases: Iterable[tuple[int, int]]) -> None:
         """Append (slot, generation) pairs."""
@@ -52,7 +56,7 @@ class LeaseQueue:
 
     def front(self) -> tuple[int, int]:
         """Slot and generation of the oldest lease."""
-        return (self._aside or self._behind).front()
+        return (self._aside if self._aside.count else self._behind).front()
 
     def first(self, count: int) -> list[tuple[int, int]]:
         """Up to ``count`` oldest leases."""
@@ -61,7 +65,10 @@ class LeaseQueue:
 
     def pop_front(self, count: int = 1) -> None:
         """Remove the oldest leases. A unique queue does not accept them again."""
-        aside = min(count, len(self._aside))
+        if not self._aside.count:  # usual, and without a further call
+            self._behind.skip(count)
+            return
+        aside = min(count, self._aside.count)
         self._aside.skip(aside)
         self._behind.skip(count - aside)
 
@@ -84,7 +91,7 @@ class LeaseQueue:
     @property
     def num_behind(self) -> int:
         """Number of leases that are not aside."""
-        return len(self._behind)
+        return self._behind.count
 
     def take_aside(self, count_max: int) -> list[tuple[int, int]]:
         """Take up to ``count_max`` oldest leases aside that are not aside yet. Returns them."""
@@ -100,28 +107,28 @@ class LeaseQueue:
 
     def rejoin(self) -> None:
         """End the state aside of all leases; they keep their order."""
-        self._aside.extend_from(self._behind, len(self._behind))
+        self._aside.extend_from(self._behind, self._behind.count)
         self._aside, self._behind = self._behind, self._aside
 
 
 class _Leases:
-    """Leases, each a slot and a generation in one number."""
+    """Leases, each a slot and a generation in one number. Each step asks for their count, so it is an attribute."""
 
-    __slots__ = ("_head", "_leases")
+    __slots__ = ("_head", "_leases", "count")
 
     def __init__(self) -> None:
         self._leases = array("Q")
         self._head = 0
+        self.count = 0
 
-    def __len__(self) -> int:
-        return len(self._leases) - self._head
-
-    def extend(self, leases: Iterable[int]) -> None:
+    def extend(self, leases: Sequence[int]) -> None:
         self._leases.extend(leases)
+        self.count += len(leases)
 
     def extend_from(self, other: _Leases, count: int) -> None:
         """Move the first leases of another array to the end of this one."""
         self._leases.extend(other._leases[other._head : other._head + count])
+        self.count += count
         other.skip(count)
 
     def front(self) -> tuple[int, int]:
@@ -135,6 +142,7 @@ class _Leases:
     def skip(self, count: int) -> None:
         """Remove the first leases."""
         self._head += count
+        self.count -= count
         if self._head >= _GAP_MIN and 2 * self._head >= len(self._leases):
             del self._leases[: self._head]
             self._head = 0

@@ -37,7 +37,7 @@ class Rings:
         self.length = 0
         """Bound of the handles; columns beside these need as many entries."""
         self.passed_over = 0
-        """Number of pinned handles that :meth:`unpinned` skipped since this was set to 0."""
+        """Number of pinned handles that :meth:`unpinned` skipped since this was set to 0; the maximum ends a choice."""
         self.next = self.previous = _links(0)
         self._resize(max(handles_max or 0, _GROWTH_HANDLES_MIN))
 
@@ -63,14 +63,21 @@ class Rings:
 
     def append(self, ring: int, handles: Sequence[int]) -> None:
         """Add handles that are in no ring as the newest of one; the last one becomes the newest."""
-        following, previous, end = self.next, self.previous, ~ring
-        last = previous[end]
+        self.insert(handles, ~ring)
+
+    def insert(self, handles: Sequence[int], newer: int) -> None:
+        """Add handles that are in no ring to that of ``newer``, just before it; the last one is next to it.
+
+        newer: a handle of a ring, or ``~ring``, the newest end of one.
+        """
+        following, previous = self.next, self.previous
+        last = previous[newer]
         for handle in handles:
             following[last] = handle
             previous[handle] = last
             last = handle
-        following[last] = end
-        previous[end] = last
+        following[last] = newer
+        previous[newer] = last
 
     def prepend(self, ring: int, handle: int) -> None:
         """Add a handle that is in no ring as the oldest of one."""
@@ -82,14 +89,18 @@ class Rings:
     def move(self, ring: int, handles: Sequence[int]) -> None:
         """Move handles from any ring, or from aside, to the newest end of one; the last one becomes the newest."""
         following, previous, end = self.next, self.previous, ~ring
+        last = previous[end]
         for handle in handles:
+            if handle == last:
+                continue
             before, after = previous[handle], following[handle]
             following[before] = after
             previous[after] = before
-            last = previous[end]
-            following[last] = previous[end] = handle
+            following[last] = handle
             previous[handle] = last
-            following[handle] = end
+            last = handle
+        following[last] = end
+        previous[end] = last
 
     def join(self, ring: int, other: int) -> None:
         """Append another ring to the newest end of one, in its order. Does nothing if both are the same."""
@@ -112,8 +123,10 @@ class Rings:
 
     def put_aside(self, handle: int) -> None:
         """Remove a handle from its ring until it is moved to one."""
-        self.unlink((handle,))
-        self.next[handle] = self.previous[handle] = handle
+        following, previous = self.next, self.previous
+        before, after = previous[handle], following[handle]
+        following[before], previous[after] = after, before
+        following[handle] = previous[handle] = handle
 
     def is_aside(self, handle: int) -> bool:
         """Whether a handle was put aside."""
@@ -135,15 +148,18 @@ class Rings:
         """Next older handle of the same ring; negative if there is none."""
         return self.previous[handle]
 
-    def unpinned(self, ring: int, pins: Sequence[int]) -> Iterator[int]:
+    def unpinned(self, ring: int, pins: Sequence[int], stop: int = -1) -> Iterator[int]:
         """Iterate over the handles of a ring that are not pinned, oldest first. Pinned handles are put aside.
 
-        Ends early when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`. A yielded handle may be unlinked only after
-        the next one was taken, or at the end.
+        Ends early at the handle ``stop``, and when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`, which it is set
+        to at ``stop``. A yielded handle may be unlinked only after the next one was taken, or at the end.
         """
         following = self.next
         handle = following[~ring]
         while handle >= 0:
+            if handle == stop:
+                self.passed_over = PASSED_OVER_MAX
+                return
             after = following[handle]
             if pins[handle]:
                 self.put_aside(handle)

@@ -27,5 +27,8 @@ class RequestAccount:
     """Number of lookups answered with "ask again"."""
     deferred_s: float = 0.0
     """Seconds from the first such answer to the final one, summed over the lookups."""
+    deferred_tier_s: float = 0.0
+    """Seconds of these in which a tier was asked, or read, for the request. The rest is queue time: the engine did not
+    ask, or other requests had the slots."""
     shortened_tokens: int = 0
     """Tokens of hits that were not offered, because computing them was expected to be faster."""

@@ -131,6 +131,10 @@ class ScopedRequest(Request, Protocol):
     def lora_name(self) -> str | None:
         """Name of the adapter, or None. The KV bytes of an adapter differ from those of the plain model."""
 
+    @property
+    def adapter_digest(self) -> str:
+        """Text that differs for other content of the adapter; empty if unknown. Read when the request is new."""
+
 
 class TokenizedRequest(Request, Protocol):
     """Request with attributes that described events need (``events.self_describing``). Optional for an engine."""

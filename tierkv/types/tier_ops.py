@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
@@ -41,6 +42,8 @@ class TierOp:
     """One slot per key for READ (filled) and WRITE (read); empty otherwise."""
     deadline_s: float
     """Deadline in seconds, on the stack's clock."""
+    ranks: tuple[int, ...] = ()
+    """Of a WRITE to a tier that keeps ranks: place of each chunk in its prompt, 0 if unknown; empty otherwise."""
 
 
 class OutcomeKind(Enum):
@@ -70,6 +73,8 @@ class Outcome:
     """Bytes of the frame that was written, or read and verified; 0 unless OK."""
     error: str = ""
     """Text of the error, or empty."""
+    is_clear: bool = False
+    """Whether a frame was read in the clear from a tier whose codec conceals. Such a frame is OK or CORRUPT."""
 
 
 OK = Outcome(OutcomeKind.OK)
@@ -89,6 +94,11 @@ class Completion:
     elapsed_s: float = 0.0
     """Seconds from submission to the end of the I/O, or to the missed deadline."""
 
+    @property
+    def num_keys(self) -> int:
+        """Number of its keys; at least 1."""
+        return len(self.outcomes) or 1
+
 
 @dataclass(frozen=True, slots=True)
 class TierHealth:
@@ -100,3 +110,5 @@ class TierHealth:
     """Whether the tier may be used."""
     reason: str = ""
     """Text of the cause, or empty."""
+    num_keys: ClassVar[int] = 1
+    """Key operations that it counts as."""

@@ -61,6 +61,20 @@ class TransferJob:
     """Whether a load job is the last of its load. False: more jobs of a streamed load follow."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedTransfer:
+    """One store or load for an engine that schedules itself: the instructions to its workers, without their blocks."""
+
+    number: int
+    """Each worker calls ``mark_ended`` with it when it has ended the job."""
+    keys: tuple[Key, ...]
+    """Chunks, in order."""
+    groups: tuple[int, ...]
+    """Group of each chunk."""
+    slots: tuple[SlotRef, ...]
+    """Host slot of each chunk."""
+
+
 class ChunksInBlocks(Protocol):
     """Chunks and their GPU blocks, with fields as in :class:`TransferJob`."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from tierkv.policies.adaptive.classes import LEVEL_WEIGHT, LEVELS
 from tierkv.policies.adaptive.runs import QUEUES, RunLog
-from tierkv.policies.adaptive.value_model import AGES, ValueModel
+from tierkv.policies.adaptive.value_model import ValueModel
 from tierkv.structures.rings import Rings
 
 REFRESH_EVERY_S = 1.0
@@ -54,6 +53,11 @@ class EvictionOrder:
         self._queue(place)
         self.rings.append(place, handles)
 
+    def insert_before(self, place: int, handles: Sequence[int], newer: int) -> None:
+        """Insert new chunks of a run, tail first, just before the chunk ``newer`` of the same run."""
+        self._queue(place)
+        self.rings.insert(handles, newer)
+
     def _queue(self, place: int) -> None:
         if not self._queued[place]:
             self._queued[place] = 1
@@ -82,8 +86,7 @@ class EvictionOrder:
 
     def value_of(self, queue: int, age_s: float) -> float:
         """Value of a chunk by queue (class and level) and age."""
-        interval = bisect_right(AGES, age_s) - 1
-        return self._values.table[queue // LEVELS][interval] * LEVEL_WEIGHT[queue % LEVELS]
+        return self._values.value(queue // LEVELS, age_s) * LEVEL_WEIGHT[queue % LEVELS]
 
     def lowest_first(self, now_s: float) -> Iterator[tuple[float, int]]:
         """Yield value and ring of runs, lowest value first; of each queue, the end with the lower value first.

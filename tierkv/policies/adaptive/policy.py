@@ -52,6 +52,7 @@ class AdaptivePolicy:
         self._tracker = RequestTracker(self._log, self._values, self._order, self._memory, self._residents)
         self._stray = NO_RUN
         self._parks_left = 0
+        self._stop = NO_HANDLE
         self._grow()
 
     def _grow(self) -> None:
@@ -70,14 +71,35 @@ class AdaptivePolicy:
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         """Add chunks; tail first."""
+        self._insert(handles, keys)
+        for place, batch in self._by_run(handles):
+            self._order.append_to_run(place, batch)
+        self._residents.link_parents(handles)
+
+    def add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int) -> None:
+        """Add chunks before ``behind`` in its run; those of other runs as :meth:`add`. Stray chunks join its run."""
+        self._insert(handles, keys)
+        runs, run = self._residents.runs, self._residents.runs[behind]
+        place = self._log.place(run)
+        for handle in handles if place >= 0 else ():
+            if self._log.place(runs[handle]) < 0:
+                runs[handle] = run
+                self._log.alive[place] += 1
+        is_apart = self._rings.is_aside(behind) or self._states[behind] != _IN_RUN
+        for other, batch in self._by_run(handles):
+            if other == place and not is_apart:
+                self._order.insert_before(place, batch, behind)
+            else:
+                self._order.append_to_run(other, batch)
+        self._residents.link_parents(handles)
+
+    def _insert(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
+        """Enter new chunks in the columns, with what is remembered of them."""
         if self._rings.make_room(handles):
             self._grow()
         self._tracker.process_pending()
         marks = marks_of(keys)
         self._residents.insert(handles, marks, (note or _UNKNOWN for note in self._memory.pop_all(marks)))
-        for place, batch in self._by_run(handles):
-            self._order.append_to_run(place, batch)
-        self._residents.link_parents(handles)
 
     def touch(self, handles: Sequence[int]) -> None:
         """Move used chunks to the run that they were last seen in."""
@@ -143,6 +165,14 @@ class AdaptivePolicy:
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Forget and return the chunks with the lowest value."""
+        return self._evict(count, count, pins, NO_HANDLE)
+
+    def evict_before(self, count: int, pins: Sequence[int], stop: int) -> list[int]:
+        """Forget and return up to ``count`` chunks with the lowest value, until ``stop`` is the next one."""
+        return self._evict(count, 1, pins, stop)
+
+    def _evict(self, count: int, least: int, pins: Sequence[int], stop: int) -> list[int]:
+        self._stop = stop
         victims: list[int] = []
         self._parks_left = PARKED_AT_ONCE_MAX
         left = self._collect_victims(self._order.first_out, victims, count, pins, PASSED_OVER_MAX)
@@ -153,7 +183,7 @@ class AdaptivePolicy:
                     break
         if len(victims) < count and left:
             self._collect_victims(self._order.parked, victims, count, pins, left)
-        if len(victims) < count:
+        if len(victims) < least:
             self._restore_victims(victims)
             return []
         residents = self._residents
@@ -177,12 +207,15 @@ class AdaptivePolicy:
             left: number of pinned chunks that may still be passed over.
 
         Returns:
-            The remaining number of pinned chunks that may be passed over. At 0 the search is incomplete.
+            The remaining number of pinned chunks that may be passed over. At 0 the search ends: it took too long, or
+            the chunk is next before which this choice has to end.
         """
         rings, unlink_parent, children = self._rings, self._residents.unlink_parent, self._residents.children
         following, previous, states, end = rings.next, rings.previous, self._states, ~ring
         may_park = ring != self._order.parked
         while (handle := following[end]) >= 0 and len(victims) < count and left:
+            if handle == self._stop:
+                return 0
             if pins[handle]:
                 rings.put_aside(handle)
                 left -= 1

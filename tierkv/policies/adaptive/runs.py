@@ -38,6 +38,7 @@ class RunLog:
         self._numbers = numbers(size)
         self._next = size + 1
         self._ages = [self._next] * len(AGES)  # per age interval, the first run that is too young for it
+        self._due_s = [0.0] * len(AGES)  # per age interval, the earliest time at which that run may enter it
 
     def open(self, now_s: float, queue: int) -> int:
         """Start a run and return its number."""
@@ -72,15 +73,18 @@ class RunLog:
         """Report chunks that entered their next age interval to the value model."""
         times, queues, alive, size = self.times, self.queues, self.alive, self.size
         left, end, oldest = STEPS_MAX, self._next, self._next - size
-        for interval, begin_s in enumerate(AGES):
-            at = max(self._ages[interval], oldest)
-            seen_until_s = now_s - begin_s
+        for interval, due_s in enumerate(self._due_s):
+            if due_s > now_s:
+                continue
+            at, begin_s, enters_s = max(self._ages[interval], oldest), AGES[interval], now_s
             while at < end and left:
                 place = at % size
-                if times[place] > seen_until_s:
+                enters_s = times[place] + begin_s
+                if enters_s > now_s:
                     break
                 if alive[place]:
                     values.at_risk(queues[place] // LEVELS, interval, alive[place])
                 at += 1
                 left -= 1
             self._ages[interval] = at
+            self._due_s[interval] = enters_s if at < end else now_s + begin_s

@@ -19,10 +19,10 @@ AGES = (
     5.0,
     10.0,
     *(20.0 * 2 ** (step / 4) for step in range(20)),
-    *(640.0 * 2 ** (step / 2) for step in range(5)),
-    5120.0,
+    *(640.0 * 2 ** (step / 2) for step in range(22)),
 )
-"""Lower bounds of the age intervals, in seconds since a chunk was last seen. The last interval has no end."""
+"""Lower bounds of the age intervals, in seconds since a chunk was last seen. The last begins after ten days and has no
+end: a chunk's value declines with its age there, so that none is kept for ever."""
 _LENGTHS = tuple(b - a for a, b in zip(AGES, (*AGES[1:], 2 * AGES[-1]), strict=True))
 
 CLASS_PRIOR_USES = 20.0
@@ -36,12 +36,15 @@ CURVE_USES_MAX = 40_000.0
 EVIDENCE_CHANGE_MIN = 0.02
 """Relative change of a class's evidence that triggers an update."""
 MEMORY_S = 4 * 3600.0
-"""Seconds after which all evidence is halved again, however little there is."""
+"""Seconds after which evidence is halved again, as far as there is more of it than ``MEMORY_EVIDENCE_MIN``."""
+MEMORY_EVIDENCE_MIN = 4000.0
+"""Reuses, expected and counted, that time alone does not halve: slow traffic needs weeks for that many."""
 
 _SEEN_PRIORS = (0.12, 0.6, 0.9, 1.2, 1.5, 2.5, 4.0)
 _ABANDONED_PRIOR = 0.05
 _CHANCE_MAX = 0.95
 _SOON_S, _LATE_S = 20.0, 640.0
+_PRIVATE = bytes(map(is_private, range(CLASSES)))
 
 
 def _prior_chance(begin_s: float, length_s: float) -> float:
@@ -77,7 +80,7 @@ class ValueModel:
         self._turn = 0
         self._halved_s = 0.0
         self.table = [self._value_by_age(number) for number in range(CLASSES)]
-        """Value by class and age interval, in reuses per second of keeping a chunk."""
+        """Value by class and age interval, in reuses per second of keeping a chunk; of the last, at its lower bound."""
 
     def _prior_factor(self, number: int) -> float:
         """Prior of the factor of a class."""
@@ -89,6 +92,11 @@ class ValueModel:
         kind = number // len(NEW_FROM)
         return _SEEN_PRIORS[kind if kind < len(SEEN_FROM) else 0]
 
+    def value(self, number: int, age_s: float) -> float:
+        """Value of a chunk of a class at an age, in reuses per second of keeping it."""
+        value = self.table[number][bisect_right(AGES, age_s) - 1]
+        return value if age_s < AGES[-1] else value * AGES[-1] / age_s
+
     def reused(self, number: int, age_s: float, chunks: int) -> None:
         """Count chunks of a class that were reused at an age."""
         self._uses[number] += chunks
@@ -98,7 +106,7 @@ class ValueModel:
     def at_risk(self, number: int, interval: int, chunks: int) -> None:
         """Count chunks of a class that entered an age interval without a reuse so far."""
         self._risk[number] += chunks * self.chances[interval]
-        if is_private(number):
+        if _PRIVATE[number]:
             self._curve_risk[interval] += chunks * self.factors[number]
 
     def learn(self, now_s: float) -> None:
@@ -121,10 +129,13 @@ class ValueModel:
         if is_old:
             self._halved_s = now_s
             for other in range(CLASSES):
-                self._halve(other)
-        if is_old or sum(self._curve_uses) > CURVE_USES_MAX:
-            self._curve_uses = [uses / 2 for uses in self._curve_uses]
-            self._curve_risk = [risk / 2 for risk in self._curve_risk]
+                if self._uses[other] + self._risk[other] > MEMORY_EVIDENCE_MIN:
+                    self._halve(other)
+        if sum(self._curve_uses) > (MEMORY_EVIDENCE_MIN if is_old else CURVE_USES_MAX):
+            for interval, risk in enumerate(self._curve_risk):
+                if risk > CURVE_PRIOR_USES:  # the prior of an age that no chunk reaches would be halved to 0
+                    self._curve_uses[interval] /= 2
+                    self._curve_risk[interval] /= 2
 
     def _has_new_evidence(self, number: int) -> bool:
         """Whether the evidence of a class changed enough for an update."""
@@ -135,7 +146,7 @@ class ValueModel:
 
     def _halve(self, number: int) -> None:
         self._uses[number] /= 2
-        self._risk[number] /= 2
+        self._risk[number] = max(1.0, self._risk[number] / 2)  # never 0, whatever was reused unexpectedly
 
     def _value_by_age(self, number: int) -> list[float]:
         """Values of a class, computed from the oldest interval to the youngest: keep as long as the ratio improves."""

@@ -1,0 +1,62 @@
+"""The kit for authors of policies, on every built-in policy; and that it finds policies that break their promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from tierkv.abc import PolicyPlugin
+from tierkv.policies.builtin import POLICY_PLUGINS
+from tierkv.policies.lru import LruPolicy
+from tierkv.testing import PolicyConformance
+from tierkv.testing.conformance.policy import ROOM, TierOfPolicy
+from tierkv.types.keys import Key
+
+PLUGINS = {plugin.name: plugin for plugin in POLICY_PLUGINS}
+
+
+class TestLru(PolicyConformance):
+    plugin = PLUGINS["lru"]
+
+
+class TestLfu(PolicyConformance):
+    plugin = PLUGINS["lfu"]
+
+
+class TestArc(PolicyConformance):
+    plugin = PLUGINS["arc"]
+
+
+class TestS3Fifo(PolicyConformance):
+    plugin = PLUGINS["s3-fifo"]
+
+
+class TestAdaptive(PolicyConformance):
+    plugin = PLUGINS["adaptive"]
+
+
+class InOrderOfTime(LruPolicy):
+    """Ignores the order of prompts: the later chunk is the more recent one."""
+
+    def add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int) -> None:
+        self.add(handles, keys)
+
+
+class Greedy(LruPolicy):
+    """Ignores where a choice must end."""
+
+    def evict_before(self, count: int, pins: Sequence[int], stop: int) -> list[int]:
+        return self.evict(count, pins)
+
+
+@pytest.mark.parametrize("broken", [InOrderOfTime, Greedy])
+def test_the_kit_finds_a_policy_that_loses_heads(broken: type[LruPolicy]) -> None:
+    """A suite that accepts everything is no suite."""
+
+    class Suite(PolicyConformance):
+        plugin: ClassVar[PolicyPlugin] = PolicyPlugin(name="broken", summary="Broken.", open=broken)
+
+    with pytest.raises(AssertionError):
+        Suite().test_a_prompt_that_cannot_fit_keeps_its_head(TierOfPolicy(broken(ROOM)))
