@@ -194,33 +194,6 @@ def test_data_that_cannot_be_synced_is_not_acknowledged(open_disk: OpenDisk, mon
     disk.put(frames(0, 1, version=3))
 
 
-def test_a_log_that_cannot_be_synced_stops_the_writes(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads continue; writes and deletes name the remedy; a reopen finds one of the possible states."""
-    disk = open_disk()
-    disk.put(frames(0))
-    original, calls = os.fdatasync, iter(range(10))
-
-    def second_fails(fd: int) -> None:
-        if next(calls) == 1:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        original(fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", second_fails)
-        (failed,) = disk.write(frames(1))
-    assert isinstance(failed, BackendError)
-    for result in (*disk.write(frames(2)), *disk.delete([make_key(0)])):
-        assert isinstance(result, BackendError)
-        assert "reopen the tier" in str(result)
-    assert disk.delete([make_key(77)]) == [None], "an absent key needs no record"
-    assert disk.read([make_key(0), make_key(1)]) == [frames(0)[make_key(0)], None]
-    disk.close()
-    with open_disk() as again:
-        assert again.get(make_key(0)) == frames(0)[make_key(0)]
-        assert again.get(make_key(1)) in (None, frames(1)[make_key(1)])
-        again.put(frames(2))
-
-
 def test_min_free_bytes_stops_the_growth(open_disk: OpenDisk) -> None:
     """A tier without a capacity must not fill the disk of the operating system."""
     disk = open_disk(capacity_bytes=None, min_free_bytes=1 << 60)
@@ -241,7 +214,7 @@ from tierkv.testing.conformance.session import Session
 from disk_support import PAGE, frames, make_namespace
 context = BackendContext("disk", make_namespace(), PAGE, 8 << 20)
 options = tierkv_disk.DiskOptions(sys.argv[1], min_free_bytes=0, segment_bytes=2 << 20)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+resource.setrlimit(resource.RLIMIT_FSIZE, (PAGE - 1, PAGE - 1))
 with Session(tierkv_disk.PLUGIN, context, options) as disk:
     for _ in range(3):
         (result,) = disk.write(frames(0))
@@ -252,7 +225,7 @@ with Session(tierkv_disk.PLUGIN, context, options) as disk:
 
 
 def test_a_disk_that_cannot_hold_a_segment(place: Path, directory: Path) -> None:
-    """The device (here the process's limit on file size) refuses a segment: OutOfSpaceError, and no partial file."""
+    """The device (here the process's limit on file size) refuses a page: OutOfSpaceError, and no partial file."""
     path = [str(Path(__file__).parent), *sys.path]
     program = f"import sys; sys.path[:0] = {path!r}\n{FULL_DISK}"
     done = subprocess.run([sys.executable, "-I", "-c", program, place], capture_output=True, text=True, check=False)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from disk_support import PAGE, OpenDisk
+from disk_support import PAGE, OpenDisk, frames
 
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk.directory import layout, locks
+from tierkv_disk.log.index_log import IndexLog
 
 HOLD = """
 import sys, time
@@ -68,8 +71,7 @@ def test_a_new_file_system_is_not_foreign(open_disk: OpenDisk, place: Path) -> N
     ("marker", "message"),
     [
         ("{}", "another program"),
-        ("not json", "damaged"),
-        ("[1]", "damaged"),
+        ('{"program": "tierkv-lmdb", "format": 1}', "another program"),
         (
             '{"program": "tierkv-disk", "format": 99}',
             "format 99, written by a newer .* upgrade tierkv-disk",
@@ -116,14 +118,32 @@ def test_segments_without_a_manifest_are_refused(open_disk: OpenDisk, directory:
     assert (directory / "segment-00000.dat").read_bytes() == before
 
 
+def test_a_failed_close_leaves_the_lock_free(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close that the disk fails must not keep the next start from the directory: no stored chunk is lost by it."""
+    disk = open_disk()
+    disk.put(frames(0))
+    close = IndexLog.close
+
+    def fail_at_the_end(log: IndexLog) -> None:
+        close(log)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexLog, "close", fail_at_the_end)
+        with pytest.raises(OSError, match="Input/output"):
+            disk.close()
+    with open_disk() as again:
+        assert again.read([make_key(0)]) == list(frames(0).values())
+
+
 def test_a_failed_open_leaves_the_lock_free(open_disk: OpenDisk, directory: Path) -> None:
     """The user repairs the file that the message named and retries, in the same process."""
     open_disk().close()
     manifest = directory / layout.NAMESPACE_NAME
     good = manifest.read_text()
-    manifest.write_text("damaged")
+    manifest.write_text('{"program": "tierkv-disk", "format": 99}')
     for _ in range(3):
-        with pytest.raises(NamespaceMismatchError, match="damaged"):
+        with pytest.raises(NamespaceMismatchError, match="format 99"):
             open_disk()
     manifest.write_text(good)
     open_disk().close()
@@ -136,3 +156,85 @@ def test_descriptors_are_closed(open_disk: OpenDisk) -> None:
         with open_disk() as disk:
             disk.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    "damage", [b"damaged", b"\xff\xfe", b"[" * 100_000, b'{"program": "tierkv-disk", "format": 2}', b""]
+)
+def test_a_damaged_manifest_costs_nothing(open_disk: OpenDisk, directory: Path, damage: bytes) -> None:
+    """One flipped bit in a description must not keep an engine from its cache: directory and log name the namespace."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    manifest = directory / layout.NAMESPACE_NAME
+    good = manifest.read_bytes()
+    manifest.write_bytes(damage)
+    with open_disk() as disk:
+        assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+    assert manifest.read_bytes() == good
+    assert manifest.with_name("namespace.json.damaged").read_bytes() == damage
+
+
+@pytest.mark.parametrize(
+    "damage", ["not json", "[1]", "", '{"program": "tierkv-disk", "format": "1"}', '{"program": "tierkv-disk"}']
+)
+def test_a_damaged_marker_costs_nothing(
+    open_disk: OpenDisk, place: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One flipped bit in the marker must not keep an engine from its cache; the log names what happened."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    marker = place / layout.MARKER_NAME
+    good = marker.read_bytes()
+    for _ in range(2):
+        marker.write_text(damage)
+        with open_disk() as disk:
+            assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+        assert marker.read_bytes() == good
+        assert marker.with_name("tierkv-disk.json.damaged").read_text() == damage
+    assert "tierkv-disk.json is kept as tierkv-disk.json.damaged" in caplog.text
+
+
+def test_a_damaged_marker_beside_foreign_files_is_refused(open_disk: OpenDisk, place: Path) -> None:
+    """A file that only has the name of our marker makes no directory ours."""
+    place.mkdir()
+    (place / layout.MARKER_NAME).write_text("not json")
+    (place / "thesis.txt").write_text("the only copy")
+    with pytest.raises(NamespaceMismatchError, match="damaged"):
+        open_disk()
+    assert sorted(path.name for path in place.iterdir()) == ["thesis.txt", layout.MARKER_NAME]
+
+
+@pytest.mark.parametrize("log", ["lost", "damaged", "of a format to come"])
+def test_a_damaged_manifest_and_a_damaged_log(open_disk: OpenDisk, directory: Path, log: str) -> None:
+    """With neither description nor log the frames name their namespace themselves, and are found by a search."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    (directory / layout.NAMESPACE_NAME).write_bytes(b"damaged")
+    if log == "lost":
+        (directory / "index.log").unlink()
+    else:
+        with (directory / "index.log").open("r+b") as file:
+            file.write(b"\0" * 4096 if log == "damaged" else b"tierkvdl\x09")
+    with open_disk() as disk:
+        found = disk.scan()
+        assert found.keys() <= {make_key(0), make_key(1)}
+        disk.put(frames(2))
+        assert disk.read([make_key(2)]) == list(frames(2).values())
+        for key, frame in zip(found, disk.read(list(found)), strict=True):
+            assert frame == frames(0, 1)[key]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "long"])
+def test_an_odd_manifest_neither_hangs_nor_fills_the_memory(open_disk: OpenDisk, directory: Path, kind: str) -> None:
+    """A pipe would never answer, and a link to a device would never end."""
+    open_disk().close()
+    manifest = directory / layout.NAMESPACE_NAME
+    manifest.unlink()
+    if kind == "pipe":
+        os.mkfifo(manifest)
+    elif kind == "link":
+        manifest.symlink_to("/dev/zero")
+    else:
+        manifest.write_bytes(b" " * (8 << 20))
+    open_disk().close()
+    assert json.loads(manifest.read_text())["program"] == "tierkv-disk"

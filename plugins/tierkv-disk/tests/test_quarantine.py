@@ -131,3 +131,34 @@ def test_an_outdated_list(open_disk: OpenDisk, directory: Path) -> None:
         assert [line["reason"] for line in listed(directory)] == ["good"]
         disk.put(frames(*range(2, 256)))
         assert len(disk.scan()) == 256, "the two pages count on top of the capacity"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\x80 \xe9",
+        b'{"key": "00", "runs": [{"segment": Infinity, "page": 0, "pages": 1}], "reason": ""}',
+        b'{"key": "00", "runs": [{"segment": 0, "page": -9, "pages": 1}], "reason": ""}',
+        b'{"key": "00", "runs": [{"segment": 0, "page": 0, "pages": 1e300}], "reason": ""}',
+        b'{"key": ' + b"[" * 200_000,
+    ],
+    ids=["bytes", "infinity", "negative", "huge", "deep"],
+)
+def test_a_damaged_list_never_blocks_the_open(open_disk: OpenDisk, directory: Path, line: bytes) -> None:
+    """The list is a hint: one bad byte in it must not cost the tier."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    (directory / "quarantine.jsonl").write_bytes(line + b"\n")
+    with open_disk() as disk:
+        assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+        disk.put(frames(*range(2, 256)))
+
+
+def test_a_list_that_is_no_file_never_blocks_the_open(open_disk: OpenDisk, directory: Path) -> None:
+    """A pipe would hang the engine's start, and a link to an endless device would fill its memory."""
+    open_disk().close()
+    (directory / "quarantine.jsonl").symlink_to("/dev/zero")
+    open_disk().close()
+    (directory / "quarantine.jsonl").unlink()
+    os.mkfifo(directory / "quarantine.jsonl")
+    open_disk().close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from disk_support import PAGE, OpenDisk, frames, read_log
@@ -151,17 +153,20 @@ def test_a_log_of_dead_records_is_rewritten_while_open(open_disk: OpenDisk, dire
 
 
 def test_a_failed_rewrite_changes_nothing(
-    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the shorter log cannot be written, the long one continues to serve, and one warning reports it."""
+
+    def refuse(path: Path) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
     with open_disk(durability="none") as disk:
-        (directory / "index.log.tmp").mkdir()
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
+            patch.setattr("tierkv_disk.log.index_log.create_file", refuse)
             for version in range(2 * COMPACT_RECORDS_MIN):
                 disk.put(frames(1, version=version))
         assert caplog.text.count("could not be compacted") == 1
         assert disk.get(make_key(1)) == make_frame(make_key(1), 2 * COMPACT_RECORDS_MIN - 1, PAGE)
-        (directory / "index.log.tmp").rmdir()
     with open_disk() as disk:
         assert disk.get(make_key(1)) == make_frame(make_key(1), 2 * COMPACT_RECORDS_MIN - 1, PAGE)
 
@@ -170,7 +175,11 @@ def test_temporary_files_are_removed(open_disk: OpenDisk, place: Path, directory
     """Temporary files of a process killed before the rename are removed."""
     with open_disk() as disk:
         disk.put(frames(1))
-    litter = [place / ".tierkv-disk.x.1.tmp", directory / ".tierkv-disk.y.2.tmp", directory / "index.log.tmp"]
+    litter = [
+        place / ".tierkv-disk.tierkv-disk.json.1-2.tmp",
+        directory / ".tierkv-disk.quarantine.jsonl.1-2.tmp",
+        directory / "index.log.tmp",
+    ]
     for path in litter:
         path.write_bytes(b"half")
     with open_disk() as disk:

@@ -224,7 +224,7 @@ def test_removal_and_opening_exclude_each_other(open_disk: OpenDisk, place: Path
 def test_remains_of_a_killed_removal_are_removed(open_disk: OpenDisk, place: Path) -> None:
     """A namespace under removal already has a temporary name; the next open finishes the removal."""
     open_disk().close()
-    half = place / ".tierkv-disk.0123.1-2.tmp"
+    half = place / f".tierkv-disk.{'0123' * 8}.1-2.tmp"
     half.mkdir()
     (half / "segment-00000.dat").write_bytes(bytes(PAGE))
     open_disk().close()

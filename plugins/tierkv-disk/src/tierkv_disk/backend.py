@@ -18,13 +18,21 @@ from functools import partial
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.types.keys import Key
-from tierkv_disk.extents import Run, frame_bytes_of, pages_for, segment_of
-from tierkv_disk.failures import NO_SPACE, as_tier_error
+from tierkv_disk.extents import RANK_BITS, RANK_MASK, SIZE_MASK, Run, pages_for, segment_of
+from tierkv_disk.failures import BAD_MEDIUM, NO_SPACE, as_tier_error
 from tierkv_disk.gate import CallGate
 from tierkv_disk.log.group_commit import GroupCommit
-from tierkv_disk.log.index_log import KEY_BYTES_MAX, IndexLog, Record, RecordKind, records_of
+from tierkv_disk.log.index_log import (
+    KEY_BYTES_MAX,
+    RANKED_KEY_BYTES_MAX,
+    IndexLog,
+    Record,
+    RecordKind,
+    records_of,
+)
+from tierkv_disk.log.rewriting import LogRewriter
 from tierkv_disk.namespace import LockedNamespace
-from tierkv_disk.recovery.recovery import is_mostly_dead, records_of_table, recover
+from tierkv_disk.recovery.recovery import is_mostly_dead, log_reserve, records_of_table, recover
 from tierkv_disk.space.quarantine import Quarantine, QuarantineEntry
 
 GROWTH_RETRY_S = 1.0
@@ -58,10 +66,13 @@ class DiskBackend:
         except BaseException:
             log.close()
             raise
-        self._commits = GroupCommit(log, self._compact_if_dead)
+        rewriter = LogRewriter(self._create_log, f"tier {self._tier}, {self._directory}", clock)
+        self._commits = GroupCommit(log, rewriter, self._compact_if_dead)
         self._compact_after = 0
         self._clock = clock
         self._grow_again_s = 0.0
+        self._is_full = False
+        self._watch = locked.lock.watch(self._tier, clock)
         self._gate = CallGate(self._release)
         if not self.recovery.lossless:
             logger.warning("tier %s, %s: %s", self._tier, self._directory, "; ".join(self.recovery.losses()))
@@ -72,8 +83,9 @@ class DiskBackend:
             return [key in self._table.entries for key in keys]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Read each frame into its caller's buffer; a failed read quarantines the frame's pages."""
+        """Read each frame into its caller's buffer; a read that the medium fails quarantines the pages."""
         with self._gate.entered():
+            self._watch.look()  # for the log; open files are read all the same
             return [self._read(request) for request in requests]
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
@@ -90,6 +102,7 @@ class DiskBackend:
             if not present:
                 return [None] * len(keys)
             try:
+                self._watch.require()
                 records = [Record(RecordKind.DELETE, key) for key in present]
                 self._commits.commit(records, partial(self._drop, present))
             except OSError as error:
@@ -101,7 +114,8 @@ class DiskBackend:
         """All stored keys with their frame lengths, oldest first."""
         with self._table_lock:
             entries = dict(self._table.entries)
-        return map(Entry, entries, map(frame_bytes_of, entries.values()))
+        # The fields of each entry without calls, since there may be millions.
+        return (Entry(key, entry >> RANK_BITS & SIZE_MASK, entry & RANK_MASK) for key, entry in entries.items())
 
     def quarantine(self, key: Key, reason: str) -> None:
         """Quarantine the frame's pages: they are not reused when the frame is deleted."""
@@ -128,7 +142,8 @@ class DiskBackend:
                 return self._error(error, "cannot read", request.key)
             count = self._segments.read_frame(runs, request.buffer, size)
         except OSError as error:
-            self._isolate(QuarantineEntry(request.key, runs, f"reading it failed: {error.strerror}"))
+            if error.errno in BAD_MEDIUM:
+                self._isolate(QuarantineEntry(request.key, runs, f"reading it failed: {error.strerror}"))
             return self._error(error, "cannot read", request.key)
         finally:
             with self._table_lock:
@@ -140,6 +155,12 @@ class DiskBackend:
 
     def _write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         results: list[WriteResult] = [None] * len(requests)
+        try:
+            self._watch.require()
+            self._commits.mend()
+        except OSError as error:
+            return [self._error(error, "cannot write", request.key) for request in requests]
+        sync_failures = self._segments.sync_failures
         placed: dict[int, tuple[Run, ...]] = {}
         for number, request in enumerate(requests):
             try:
@@ -148,11 +169,13 @@ class DiskBackend:
                 results[number] = self._error(error, "cannot write", request.key)
         if not placed:
             return results
-        stored = [(requests[number].key, runs, len(requests[number].frame)) for number, runs in placed.items()]
+        placed_requests = [(requests[number], runs) for number, runs in placed.items()]
+        stored = [(request.key, runs, len(request.frame), _rank_of(request)) for request, runs in placed_requests]
         try:
             if self._locked.sync:
-                self._segments.sync({segment_of(run.address) for runs in placed.values() for run in runs})
-            records = [record for key, runs, size in stored for record in records_of(key, runs, size)]
+                written = {segment_of(run.address) for runs in placed.values() for run in runs}
+                self._segments.sync(written, sync_failures)
+            records = [record for frame in stored for record in records_of(*frame)]
             self._commits.commit(records, partial(self._put, stored))
         except OSError as error:
             with self._table_lock:
@@ -164,8 +187,6 @@ class DiskBackend:
     def _place(self, request: WriteRequest) -> tuple[Run, ...]:
         """Write a frame into free pages. It is not visible to readers yet."""
         size = len(request.frame)
-        if self._commits.broken:
-            raise BackendError(self._commits.broken)
         if not 0 < len(request.key) <= KEY_BYTES_MAX:
             raise BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
         if not 0 < size <= self._locked.frame_bytes_max:
@@ -174,7 +195,7 @@ class DiskBackend:
         try:
             self._segments.write_frame(runs, request.frame)
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno in BAD_MEDIUM:
                 self._isolate(QuarantineEntry(request.key, runs, f"writing it failed: {error.strerror}"))
             with self._table_lock:
                 self._table.release_runs(runs)
@@ -206,14 +227,33 @@ class DiskBackend:
         """Allocate a segment if there is room. If several free runs could hold the frame, try once per interval."""
         if self._table.free_pages >= pages and self._clock() < self._grow_again_s:
             return None
-        grown = self._segments.grow()
-        self._grow_again_s = self._clock() + GROWTH_RETRY_S if grown is None else 0.0
+        try:
+            grown = self._segments.grow(log_reserve(self._commits.log_bytes, len(self._table.entries)))
+        except OSError as error:
+            if error.errno not in NO_SPACE or self._table.free_pages < pages:
+                self._note_growth(None)
+                raise
+            grown = None
+        self._note_growth(grown)
         return grown
 
-    def _put(self, stored: Sequence[tuple[Key, tuple[Run, ...], int]]) -> None:
+    def _note_growth(self, grown: Run | None) -> None:
+        """Set the time of the next attempt, and log once that the tier is full below its capacity."""
+        self._grow_again_s = self._clock() + GROWTH_RETRY_S if grown is None else 0.0
+        if grown is not None:
+            self._is_full = False
+        elif self._segments.wants_more and not self._is_full:
+            self._is_full = True
+            logger.warning(
+                "tier %s: %s cannot grow beyond %d bytes, less than its capacity (free space, min_free_bytes, "
+                "directory_bytes_max or a quota): chunks are evicted, and it grows when there is room again",
+                self._tier, self._directory, self._segments.size_bytes,
+            )  # fmt: skip
+
+    def _put(self, stored: Sequence[tuple[Key, tuple[Run, ...], int, int]]) -> None:
         with self._table_lock:
-            for key, runs, size in stored:
-                self._table.put_frame(key, runs, size)
+            for frame in stored:
+                self._table.put_frame(*frame)
 
     def _drop(self, keys: Sequence[Key]) -> None:
         with self._table_lock:
@@ -231,12 +271,11 @@ class DiskBackend:
 
     def _compact_if_dead(self) -> None:
         """Replace a long log by a shorter one. Only writers wait: the table changes under the append lock alone."""
-        records, locked = self._commits.records, self._locked
+        records = self._commits.records
         if records <= self._compact_after or not is_mostly_dead(records, len(self._table.entries)):
             return
         try:
-            identity = locked.files.identity
-            log = IndexLog.create(self._directory, identity, records_of_table(self._table), sync=locked.sync)
+            log = self._create_log()
         except OSError as error:
             # The old log still serves; the next attempt is due when it has doubled.
             self._compact_after = 2 * records
@@ -245,9 +284,21 @@ class DiskBackend:
         self._commits.replace_log(log)
         self._compact_after = 0
 
+    def _create_log(self) -> IndexLog:
+        """Write a new log of the table. Runs under the append lock, so the table does not change meanwhile."""
+        locked = self._locked
+        return IndexLog.create(self._directory, locked.files.identity, records_of_table(self._table), sync=locked.sync)
+
     def _release(self) -> None:
-        self._commits.close()
-        self._locked.release()
+        try:
+            self._commits.close()
+        finally:  # a last sync that fails must not keep the directory locked
+            self._locked.release()
 
     def _error(self, error: OSError, what: str, key: Key) -> TierKVError:
         return as_tier_error(error, f"{what} in {self._directory}", tier=self._tier, key=key)
+
+
+def _rank_of(request: WriteRequest) -> int:
+    """Rank that the log has room for."""
+    return request.rank if len(request.key) <= RANKED_KEY_BYTES_MAX else 0

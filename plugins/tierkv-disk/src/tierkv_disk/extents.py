@@ -20,8 +20,13 @@ PageAddress = NewType("PageAddress", int)
 Extent = NewType("Extent", int)
 """A frame in one run: address of its first page, and in the lower 32 bits its length in bytes."""
 
+RankedExtent = NewType("RankedExtent", int)
+"""An extent, and in the lower 64 bits the rank of its chunk (:attr:`tierkv.abc.WriteRequest.rank`)."""
+
+RANK_BITS = 64
 _BITS = 32
-_MASK = (1 << _BITS) - 1
+SIZE_MASK = _MASK = (1 << _BITS) - 1
+RANK_MASK = (1 << RANK_BITS) - 1
 
 
 class Run(NamedTuple):
@@ -59,6 +64,21 @@ def address_of(extent: Extent) -> PageAddress:
 def frame_bytes_of(extent: Extent) -> int:
     """Length of the frame in bytes."""
     return extent & _MASK
+
+
+def with_rank(extent: Extent, rank: int) -> RankedExtent:
+    """Join extent and rank."""
+    return RankedExtent(extent << RANK_BITS | rank)
+
+
+def extent_of(entry: RankedExtent) -> Extent:
+    """Extent without the rank."""
+    return Extent(entry >> RANK_BITS)
+
+
+def rank_of(entry: RankedExtent) -> int:
+    """Rank of the chunk; 0: unknown."""
+    return entry & RANK_MASK
 
 
 def pages_for(size: int) -> int:

@@ -9,6 +9,9 @@ from tierkv.errors import BackendError, OutOfSpaceError, TierKVError
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The device, the user's quota, or the process's file size limit is exhausted."""
 
+BAD_MEDIUM = frozenset({errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EILSEQ, errno.EUCLEAN, errno.EREMOTEIO})
+"""The place itself failed; other errors, such as a file system turned read-only, say nothing about the place."""
+
 
 def as_tier_error(error: OSError, what: str, *, tier: str, key: bytes | None = None) -> TierKVError:
     """Build the error to put into a result, or to raise. ``what`` names the attempted action and its path."""

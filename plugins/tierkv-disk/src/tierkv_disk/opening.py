@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from tierkv.abc import BackendContext
 from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.directory import layout
+from tierkv_disk.directory.files import set_aside
 from tierkv_disk.directory.locks import NamespaceLock
 from tierkv_disk.directory.shared import SharedDirectory, SharedLimits
 from tierkv_disk.failures import as_tier_error
-from tierkv_disk.log.index_log import LogIdentity
+from tierkv_disk.log.index_log import LogIdentity, has_log_of
 from tierkv_disk.namespace import LockedNamespace
 from tierkv_disk.options import DiskOptions
 from tierkv_disk.recovery.frame_search import FrameSearch
@@ -69,8 +71,8 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
             directory = layout.make_namespace_directory(path, context.namespace)
             lock = NamespaceLock(directory)
             undo.callback(lock.release)
-        slot_bytes = layout.read_slot_bytes(directory, context.namespace)
-        layout.remove_temporaries(directory)
+        slot_bytes = _read_manifest(directory, context)
+        layout.remove_temporaries(directory, layout.LOG_TEMPORARY_NAME)
         io = FileIO(direct=_choose_direct(directory, options, context.tier), bounce_bytes=frame_bytes_max)
         undo.pop_all()
     limits = SegmentLimits(context.capacity_bytes, options.segment_bytes)
@@ -86,6 +88,27 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
         sync_each=options.durability == "always",
         quarantine_bytes_max=options.quarantine_bytes_max,
     )
+
+
+def _read_manifest(directory: Path, context: BackendContext) -> int:
+    """Read the slot size of format 1; 0 for the current format. A damaged manifest is replaced.
+
+    The directory's name is the namespace, and so is the seed of all checksums. A log that is not of this namespace and
+    the current format is set aside too; then the frames of this namespace are found by a search.
+    """
+    is_ours = has_log_of(directory, LogIdentity(context.namespace.fingerprint()))
+    try:
+        return layout.read_slot_bytes(directory, context.namespace)
+    except layout.WrongNamespaceError as error:
+        if not is_ours:
+            raise
+        layout.replace_damaged_manifest(directory, context.namespace, error)
+    except layout.DamagedDocumentError as error:
+        layout.replace_damaged_manifest(directory, context.namespace, error)
+        log = directory / layout.LOG_NAME
+        if not is_ours and os.path.lexists(log):
+            set_aside(log, "its header is not of this namespace")
+    return 0
 
 
 def _require_room_for_one(capacity_bytes: int | None, directory_bytes_max: int | None, frame_bytes_max: int) -> None:

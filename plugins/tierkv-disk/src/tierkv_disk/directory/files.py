@@ -2,14 +2,89 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import re
+import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".tierkv-disk."
 TEMPORARY_SUFFIX = ".tmp"
+NAMESPACE_DIGITS = 32
+"""Length of the name of a namespace's directory."""
+_TEMPORARY = re.compile(
+    r"\.tierkv-disk\.(?:(?:tierkv-disk\.json|namespace\.json|quarantine\.jsonl|[0-9a-f]{32})\.\d+-\d+|[a-z0-9_]{8})\.tmp"
+)
+"""Names of :func:`temporary_name`, and of the file that a check of O_DIRECT creates for a moment."""
+DOCUMENT_BYTES_MAX = 1 << 20
+"""Longest small document that is read."""
+logger = logging.getLogger("tierkv_disk")
+
+
+class NotOurFileError(OSError):
+    """A path holds a link, a directory, a pipe, a device, or a file that has a second name elsewhere."""
+
+
+def is_removed_namespace(name: str) -> bool:
+    """Whether ``name`` is the :func:`temporary_name` of a namespace's directory."""
+    return is_temporary(name) and len(name.split(".")[2]) == NAMESPACE_DIGITS
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a regular file that has no other name, and is no link. Returns a descriptor.
+
+    Raises:
+        NotOurFileError: something else is there; it was not changed.
+        OSError: as ``os.open``.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise NotOurFileError(errno.EINVAL, "it is not a regular file", str(path)) from None
+        raise
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(fd)
+        raise NotOurFileError(errno.EINVAL, "it is not a regular file with one name", str(path))
+    return fd
+
+
+def create_file(path: Path) -> int:
+    """Create a file in place of whatever has its name. Returns a descriptor.
+
+    A link is removed, never followed. A directory is set aside.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError as error:
+        set_aside(path, error.strerror)
+    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+
+def set_aside(path: Path, why: object) -> Path:
+    """Rename what cannot be used as a file of the tier, and log it. Returns its new path.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    aside = path.with_name(f"{path.name}.damaged")
+    number = 2
+    while os.path.lexists(aside) and aside.is_dir():  # only a directory could not be replaced
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        number += 1
+    if path.is_dir() and not path.is_symlink():
+        aside.unlink(missing_ok=True)
+    path.rename(aside)
+    logger.warning("%s; %s is kept as %s, and begun anew", why, path, aside.name)
+    return aside
 
 
 def sync_directory(directory: Path) -> None:
@@ -28,14 +103,27 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether ``name`` comes from :func:`temporary_name`."""
-    return name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX)
+    """Whether ``name`` comes from :func:`temporary_name`, or from a check of O_DIRECT."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def read_text(path: Path, bytes_max: int = DOCUMENT_BYTES_MAX) -> str:
+    """Read a small file. Bytes that are no UTF-8 are replaced.
+
+    Raises:
+        OSError: it cannot be read, is longer than ``bytes_max``, or is a link, a pipe or a device.
+    """
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
+    return data.decode("utf-8", "replace")
 
 
 def publish_text(path: Path, content: str) -> None:
     """Write a small text file atomically and durably: after a power cut it has the old or the new content."""
     temporary = path.parent / temporary_name(path.name)
-    with temporary.open("w", encoding="utf-8") as file:
+    with os.fdopen(create_file(temporary), "w", encoding="utf-8") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -13,14 +13,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from tierkv.abc.places import check_private_directory, make_private_directory
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
-from tierkv_disk.directory.files import is_temporary, publish_document, sync_directory
+from tierkv_disk.directory.files import (
+    is_removed_namespace,
+    is_temporary,
+    publish_document,
+    read_text,
+    set_aside,
+    sync_directory,
+)
 from tierkv_disk.extents import PAGE_BYTES
 
 PROGRAM = "tierkv-disk"
@@ -33,13 +45,26 @@ NAMESPACE_NAME = "namespace.json"
 LOG_NAME = "index.log"
 LOG_TEMPORARY_NAME = "index.log.tmp"
 _NOT_FOREIGN = frozenset({"lost+found"})
+_OURS = re.compile(r"tierkv-disk\.json(\.damaged(-\d+)?)?|directory\.lock|[0-9a-f]{32}")
+"""Names beside which a damaged marker is certainly of this program."""
+
+
+class DamagedDocumentError(NamespaceMismatchError):
+    """The file cannot be parsed, or has fields that this program never writes."""
+
+
+class WrongNamespaceError(NamespaceMismatchError):
+    """A manifest is whole and describes another namespace than its directory's name."""
 
 
 def check_directory(path: Path) -> None:
     """Check that ``path`` is absent, empty, or marked as a tierkv-disk directory of a known format. Changes nothing.
 
+    A damaged marker beside nothing but this program's own files is no error: :func:`claim_directory` replaces it.
+
     Raises:
         NamespaceMismatchError: it is a file, the directory of another program, or of a newer format.
+        BackendError: other users may change its files.
         OSError: it cannot be read.
     """
     marker = path / MARKER_NAME
@@ -51,6 +76,7 @@ def check_directory(path: Path) -> None:
         raise NamespaceMismatchError(
             f"{path} is a file or below a file; `path` must name a directory: choose another one"
         ) from None
+    check_private_directory(path)
     foreign = sorted(name for name in names - _NOT_FOREIGN if not is_temporary(name))
     # The second look covers a process that created the marker during the listing.
     if foreign and MARKER_NAME not in names and not marker.exists():
@@ -58,8 +84,12 @@ def check_directory(path: Path) -> None:
             f"{path} holds {foreign[0]!r}{f' and {len(foreign) - 1} more' if foreign[1:] else ''} "
             f"and no {MARKER_NAME}: not a {PROGRAM} directory, left unchanged; give `path` an empty or new one"
         )
-    if marker.exists():
-        _check_document(marker, read_document(marker), MARKER_FORMAT)
+    if os.path.lexists(marker):
+        try:
+            _check_document(marker, read_document(marker), MARKER_FORMAT)
+        except DamagedDocumentError:
+            if any(_OURS.fullmatch(name) is None for name in foreign):
+                raise
 
 
 def claim_directory(path: Path) -> None:
@@ -70,7 +100,8 @@ def claim_directory(path: Path) -> None:
         OSError: it cannot be created or written.
     """
     check_directory(path)
-    path.mkdir(parents=True, exist_ok=True)
+    make_private_directory(path)
+    _set_damaged_aside(path / MARKER_NAME)
     if not (path / MARKER_NAME).exists():
         try:
             publish_document(path / MARKER_NAME, {"program": PROGRAM, "format": MARKER_FORMAT})
@@ -80,15 +111,28 @@ def claim_directory(path: Path) -> None:
     remove_temporaries(path)
 
 
+def _set_damaged_aside(marker: Path) -> None:
+    """Set a damaged marker aside. Another process may do the same at once."""
+    try:
+        if os.path.lexists(marker):
+            _check_document(marker, read_document(marker), MARKER_FORMAT)
+    except DamagedDocumentError as error:
+        with contextlib.suppress(FileNotFoundError):
+            set_aside(marker, error)
+
+
 def make_namespace_directory(path: Path, namespace: Namespace) -> Path:
     """Create the namespace's directory in a claimed ``path`` if absent. Returns its path.
 
     Raises:
+        NamespaceMismatchError: a link or a file has its name.
         OSError: it cannot be created.
     """
     directory = path / namespace.fingerprint().hex()
+    if os.path.lexists(directory) and not stat.S_ISDIR(directory.lstat().st_mode):
+        raise NamespaceMismatchError(f"{directory} is a link or a file, not a directory of {PROGRAM}: remove it")
     if not directory.is_dir():
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(0o700, exist_ok=True)
         sync_directory(path)
     return directory
 
@@ -117,14 +161,12 @@ def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
     _check_document(manifest, document, NAMESPACE_FORMAT)
     expected = json.loads(json.dumps(namespace.describe()))
     if document.get("namespace") != expected:
-        raise NamespaceMismatchError(
-            f"{manifest} describes another namespace than {directory.name}: remove {directory}"
-        )
+        raise WrongNamespaceError(f"{manifest} describes another namespace than {directory.name}: remove {directory}")
     if document.get("format") == NAMESPACE_FORMAT:
         return 0
     slot_bytes = document.get("slot_bytes")
     if not isinstance(slot_bytes, int) or slot_bytes <= 0 or slot_bytes % PAGE_BYTES:
-        raise NamespaceMismatchError(f"{manifest} says slot_bytes = {slot_bytes!r}: repair it, or remove {directory}")
+        raise DamagedDocumentError(f"{manifest} says slot_bytes = {slot_bytes!r}: repair it, or remove {directory}")
     return slot_bytes
 
 
@@ -138,29 +180,40 @@ def publish_manifest(directory: Path, namespace: Namespace) -> None:
     publish_document(directory / NAMESPACE_NAME, described)
 
 
-def remove_temporaries(directory: Path) -> None:
-    """Remove temporary files and half-removed namespaces of killed processes."""
+def replace_damaged_manifest(directory: Path, namespace: Namespace, why: object) -> Path:
+    """Rename a damaged namespace.json, log it, and write a new one. Returns the new path of the damaged one.
+
+    Raises:
+        OSError: it cannot be renamed or written.
+    """
+    damaged = set_aside(directory / NAMESPACE_NAME, why)
+    publish_manifest(directory, namespace)
+    return damaged
+
+
+def remove_temporaries(directory: Path, *names: str) -> None:
+    """Remove temporary files and half-removed namespaces of killed processes. names: further temporary files."""
     for entry in directory.iterdir():
-        if not is_temporary(entry.name) and entry.name != LOG_TEMPORARY_NAME:
+        if not is_temporary(entry.name) and entry.name not in names:
             continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
+        if entry.is_symlink() or not entry.is_dir():
             entry.unlink(missing_ok=True)
+        elif is_removed_namespace(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def read_document(path: Path) -> dict[str, object]:
     """Read a small JSON file of this program.
 
     Raises:
-        NamespaceMismatchError: it is damaged or of another program.
+        DamagedDocumentError: it is damaged or of another program.
     """
     try:
-        document = json.loads(path.read_text("utf-8"))
-    except ValueError:
+        document = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise NamespaceMismatchError(f"{path} is damaged or not from {PROGRAM}: repair it, or remove {path.parent}")
+        raise DamagedDocumentError(f"{path} is damaged or not from {PROGRAM}: repair it, or remove {path.parent}")
     return document
 
 
@@ -168,7 +221,9 @@ def _check_document(path: Path, document: Mapping[str, object], newest: int) -> 
     if document.get("program") != PROGRAM:
         raise NamespaceMismatchError(f"{path} belongs to another program: choose another `path`")
     found = document.get("format")
-    if not isinstance(found, int) or not 1 <= found <= newest:
+    if type(found) is not int or found < 1:
+        raise DamagedDocumentError(f"{path} has format {found!r}, which no {PROGRAM} writes: remove {path.parent}")
+    if found > newest:
         raise NamespaceMismatchError(
             f"{path} has format {found!r}, written by a newer {PROGRAM}; this one reads up to {newest}: "
             f"upgrade {PROGRAM}, or remove {path.parent}"

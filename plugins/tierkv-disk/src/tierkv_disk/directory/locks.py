@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from tierkv.errors import BackendUnavailableError
+from tierkv_disk.directory.files import NotOurFileError, open_file
+from tierkv_disk.directory.watch import DirectoryWatch
 
 LOCK_NAME = "lock"
 
@@ -29,7 +32,8 @@ class NamespaceLock:
             OSError: the lock file cannot be used.
         """
         self._note_use = note_use
-        self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        self._path = directory / LOCK_NAME
+        self._fd = open_file(self._path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -46,6 +50,10 @@ class NamespaceLock:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
+    def watch(self, tier: str, clock: Callable[[], float]) -> DirectoryWatch:
+        """Make a watch on the locked directory. tier: its name, for messages; clock: monotonic time in seconds."""
+        return DirectoryWatch(self._path, self._fd, tier, clock)
+
     def release(self) -> None:
         """Unlock the directory."""
         if self._note_use:
@@ -56,8 +64,8 @@ class NamespaceLock:
 def lock_owner(directory: Path) -> str | None:
     """Pid in the lock file if the lock is held now, otherwise None. Changes nothing."""
     try:
-        fd = os.open(directory / LOCK_NAME, os.O_RDWR)
-    except FileNotFoundError:
+        fd = open_file(directory / LOCK_NAME, os.O_RDWR)
+    except (FileNotFoundError, NotOurFileError):
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierkv.errors import BackendUnavailableError
-from tierkv_disk.directory.files import temporary_name
+from tierkv_disk.directory.files import NotOurFileError, open_file, temporary_name
 from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 
 DIRECTORY_LOCK_NAME = "directory.lock"
@@ -67,26 +67,34 @@ class SharedDirectory:
             BackendUnavailableError: another process held the lock for ``LOCK_WAIT_S``.
             OSError: the lock file cannot be used.
         """
-        fd = os.open(self.path / DIRECTORY_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = open_file(self.path / DIRECTORY_LOCK_NAME, os.O_RDWR | os.O_CREAT)
         try:
             self._wait(fd)
             yield
         finally:
             os.close(fd)
 
-    def make_room(self, wanted_bytes: int) -> int:
-        """Bytes that may be added now; removes unused namespaces if they are fewer than wanted. Call it locked."""
-        room = self._room()
+    def make_room(self, wanted_bytes: int, reserve_bytes: int = 0) -> int:
+        """Bytes that may be added now; removes unused namespaces if they are fewer than wanted. Call it locked.
+
+        reserve_bytes: bytes to keep free in the file system, if they are more than the limit of free bytes.
+        """
+        room = self._room(reserve_bytes)
         if room >= wanted_bytes:
             return room
         limits = self._limits
         for directory in self._removable():
             used = used_bytes(self.path)
             low_enough = limits.bytes_max is None or used + wanted_bytes <= limits.low * limits.bytes_max
-            if low_enough and self._free() >= wanted_bytes:
+            if low_enough and self._free(reserve_bytes) >= wanted_bytes:
                 break
             self._remove(directory)
-        return self._room()
+        return self._room(reserve_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Free bytes of the file system."""
+        return shutil.disk_usage(self.path).free
 
     def reduce_excess(self) -> int:
         """Bytes above ``bytes_max`` that remain after removing unused namespaces. Call it locked."""
@@ -100,14 +108,14 @@ class SharedDirectory:
                 self._remove(directory)
         return max(0, used_bytes(self.path) - limits.bytes_max)
 
-    def _room(self) -> int:
-        limits, free = self._limits, self._free()
+    def _room(self, reserve_bytes: int) -> int:
+        limits, free = self._limits, self._free(reserve_bytes)
         if limits.bytes_max is None:
             return free
         return min(free, int(limits.high * limits.bytes_max) - used_bytes(self.path))
 
-    def _free(self) -> int:
-        return shutil.disk_usage(self.path).free - self._limits.min_free_bytes
+    def _free(self, reserve_bytes: int) -> int:
+        return self.free_bytes - max(self._limits.min_free_bytes, reserve_bytes)
 
     def _removable(self) -> list[Path]:
         """Namespaces, least recently used first. Open ones are skipped by :meth:`_remove`."""
@@ -116,7 +124,7 @@ class SharedDirectory:
     def _remove(self, directory: Path) -> None:
         try:
             lock = NamespaceLock(directory, note_use=False)
-        except BackendUnavailableError:
+        except (BackendUnavailableError, NotOurFileError):
             return
         held = used_bytes(directory)
         try:
@@ -148,7 +156,8 @@ class SharedDirectory:
 def namespaces(path: Path) -> list[Path]:
     """Directories of the namespaces below ``path``."""
     with os.scandir(path) as entries:
-        return sorted(Path(entry) for entry in entries if _NAMESPACE.fullmatch(entry.name) and entry.is_dir())
+        found = [entry for entry in entries if _NAMESPACE.fullmatch(entry.name)]
+        return sorted(Path(entry) for entry in found if entry.is_dir(follow_symlinks=False))
 
 
 def used_bytes(directory: Path) -> int:
@@ -157,7 +166,7 @@ def used_bytes(directory: Path) -> int:
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
-                total += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - hundreds of files
+                total += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - hundreds of files
             except FileNotFoundError:
                 continue
     return total
@@ -166,6 +175,6 @@ def used_bytes(directory: Path) -> int:
 def last_used_s(directory: Path) -> float:
     """Time of the last open or close of the namespace, in seconds of the file system's clock."""
     try:
-        return (directory / LOCK_NAME).stat().st_mtime
+        return (directory / LOCK_NAME).lstat().st_mtime
     except FileNotFoundError:
         return 0.0

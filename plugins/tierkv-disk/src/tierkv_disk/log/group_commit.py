@@ -6,11 +6,13 @@ their records. The next caller appends all queued records, forces them once, and
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Sequence
 
 from tierkv_disk.log.index_log import IndexLog, Record
+from tierkv_disk.log.rewriting import LogRewriter
 
 
 class _PendingCommit:
@@ -28,25 +30,37 @@ class GroupCommit:
 
     Args:
         log: an open log.
+        rewriter: replaces the log after it failed.
         after_apply: called after records were applied, before the next append begins; may call :meth:`replace_log`.
     """
 
-    def __init__(self, log: IndexLog, after_apply: Callable[[], None]) -> None:
+    def __init__(self, log: IndexLog, rewriter: LogRewriter, after_apply: Callable[[], None]) -> None:
         self._log = log
+        self._rewriter = rewriter
         self._after_apply = after_apply
         self._append_lock = threading.Lock()
         self._lock = threading.Lock()
         self._pending: list[_PendingCommit] = []
 
     @property
-    def broken(self) -> str:
-        """Reason why the log takes no more records; empty while it does."""
-        return self._log.broken
-
-    @property
     def records(self) -> int:
         """Number of records in the log file, live and dead."""
         return self._log.records
+
+    @property
+    def log_bytes(self) -> int:
+        """Length of the log file."""
+        return self._log.size_bytes
+
+    def mend(self) -> None:
+        """Replace the log if it failed. Call it before the effort of a write; :meth:`commit` does the same.
+
+        Raises:
+            OSError: the log takes no records at present.
+        """
+        if self._log.broken:
+            with self._append_lock:
+                self._rewrite_failed()
 
     def commit(self, records: Sequence[Record], apply: Callable[[], None]) -> None:
         """Append records durably, then apply them.
@@ -68,8 +82,9 @@ class GroupCommit:
             raise OSError(pending.error.errno, pending.error.strerror) from pending.error
 
     def replace_log(self, log: IndexLog) -> None:
-        """Close the log and continue with ``log``. Only from within ``after_apply``."""
-        self._log.close()
+        """Close the log and continue with ``log``. Only under the append lock, thus from within ``after_apply``."""
+        with contextlib.suppress(OSError):  # a failing device may report its error once more
+            self._log.close()
         self._log = log
 
     def close(self) -> None:
@@ -80,6 +95,7 @@ class GroupCommit:
         with self._lock:
             batch, self._pending = self._pending, []
         try:
+            self._rewrite_failed()
             self._log.append(record for pending in batch for record in pending.records)
         except OSError as error:
             for pending in batch:
@@ -88,4 +104,10 @@ class GroupCommit:
         for pending in batch:
             pending.apply()
             pending.done, pending.error = True, None
+        self._rewriter.appended()
         self._after_apply()
+
+    def _rewrite_failed(self) -> None:
+        """Replace the log if it failed. Call it under the append lock, under which alone the table changes."""
+        if self._log.broken:
+            self.replace_log(self._rewriter.rewrite(self._log.broken))

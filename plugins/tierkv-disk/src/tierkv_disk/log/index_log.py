@@ -20,7 +20,7 @@ from typing import NamedTuple
 import xxhash
 
 from tierkv.types.keys import Key
-from tierkv_disk.directory.files import sync_directory
+from tierkv_disk.directory.files import create_file, open_file, sync_directory
 from tierkv_disk.directory.layout import LOG_NAME, LOG_TEMPORARY_NAME
 from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, segment_of
 from tierkv_disk.failures import NO_SPACE
@@ -32,6 +32,8 @@ SLOTTED_VERSION = 1
 """Version whose addresses are slots of one size instead of pages. Read, never written."""
 RECORD_BYTES = 128
 KEY_BYTES_MAX = 104
+RANKED_KEY_BYTES_MAX = 96
+"""Longest key whose record has room for a rank. Longer keys have none."""
 GROW_BYTES = 1 << 20
 _READ_BYTES = 1 << 22
 _WRITE_BYTES = 1 << 15
@@ -40,7 +42,8 @@ _CHECKED = struct.Struct("<Q120s")
 """Layout of header and records: a checksum of the following 120 bytes, then those bytes."""
 _HEADER_BODY = struct.Struct("<8sIIQ16s80x")
 _RECORD_BODY = struct.Struct("<BBHQI104s")
-_RECORD = struct.Struct("<QBBHQI104s")
+_RANKED_BODY = struct.Struct("<BBHQI96sQ")
+_RECORD = struct.Struct("<QBBHQI96sQ")
 
 
 class RecordKind(IntEnum):
@@ -65,6 +68,8 @@ class Record(NamedTuple):
     """First page of this part of the frame."""
     frame_bytes: int = 0
     """Length of this part of the frame in bytes."""
+    rank: int = 0
+    """Place of the chunk in its prompt, in the last record of a frame; 0: unknown, or no room beside the key."""
 
 
 class LogIdentity(NamedTuple):
@@ -106,21 +111,57 @@ def _encode_header(identity: LogIdentity, version: int, slot_bytes: int) -> byte
 
 def encode_record(record: Record, seed: int) -> bytes:
     """Pack an entry into 128 bytes, behind its seeded checksum."""
-    kind, key, part, address, frame_bytes = record
-    body = _RECORD_BODY.pack(kind, len(key), part, address, frame_bytes, key)
+    kind, key, part, address, frame_bytes, rank = record
+    if len(key) > RANKED_KEY_BYTES_MAX:
+        body = _RECORD_BODY.pack(kind, len(key), part, address, frame_bytes, key)
+    else:
+        body = _RANKED_BODY.pack(kind, len(key), part, address, frame_bytes, key, rank)
     return _CHECKED.pack(xxhash.xxh3_64_intdigest(body, seed), body)
 
 
-def records_of(key: Key, runs: Sequence[Run], frame_bytes: int) -> Iterator[Record]:
+def has_log_of(directory: Path, identity: LogIdentity) -> bool:
+    """Whether the log in ``directory`` begins with the header of this namespace, in the present version."""
+    try:
+        fd = open_file(directory / LOG_NAME, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.pread(fd, RECORD_BYTES, 0) == encode_header(identity)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def replacement_bytes(live: int) -> int:
+    """Bytes that a new log of ``live`` records needs beside the present one, until it has replaced it."""
+    return RECORD_BYTES * (1 + live) + GROW_BYTES // 4
+
+
+def spare_bytes(size: int, records_max: int, live: int) -> int:
+    """Bytes that a log needs beside its file, to grow as far as it may and to be replaced by a compact one.
+
+    Args:
+        size: present length of the file.
+        records_max: number of records at which it is replaced.
+        live: number of records that the replacement would have.
+    """
+    longest = round_up(RECORD_BYTES * (1 + records_max) + GROW_BYTES, GROW_BYTES)
+    return max(0, longest - size) + replacement_bytes(live) + GROW_BYTES // 4
+
+
+def records_of(key: Key, runs: Sequence[Run], frame_bytes: int, rank: int) -> Iterator[Record]:
     """Records that log a frame in these runs."""
     last = len(runs) - 1
     for part, run in enumerate(runs):
         size = min(frame_bytes, run.pages * PAGE_BYTES)
-        yield Record(RecordKind.PUT if part == last else RecordKind.PART, key, part, run.address, size)
+        is_last = part == last
+        kind = RecordKind.PUT if is_last else RecordKind.PART
+        yield Record(kind, key, part, run.address, size, rank if is_last else 0)
         frame_bytes -= size
 
 
-Row = tuple[int, Key, int, PageAddress, int]
+Row = tuple[int, Key, int, PageAddress, int, int]
 """Fields of a :class:`Record`; a plain tuple is created in a third of the time."""
 
 
@@ -150,12 +191,12 @@ def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: 
         whole = len(data) - len(data) % RECORD_BYTES
         view = memoryview(data)[:whole]
         sums = [digest(view[start : start + 120], seed) for start in range(8, whole, RECORD_BYTES)]
-        for (checksum, kind, key_bytes, part, address, size, key), found in zip(
+        for (checksum, kind, key_bytes, part, address, size, key, rank), found in zip(
             _RECORD.iter_unpack(view), sums, strict=True
         ):
             if checksum != found or kind not in kinds:
                 bad += 1
-                torn_bytes += RECORD_BYTES if checksum or kind or address or size or any(key) else 0
+                torn_bytes += RECORD_BYTES if checksum or kind or address or size or any(key) or rank else 0
                 continue
             if bad:
                 health.damaged += bad
@@ -163,7 +204,9 @@ def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: 
             records += 1
             if slot_pages != 1:
                 address = address_at(segment_of(address), page_of(address) * slot_pages)  # noqa: PLW2901 - from slots to pages
-            yield kind, key[:key_bytes], part, address, size
+            if key_bytes > RANKED_KEY_BYTES_MAX:
+                key, rank = key + rank.to_bytes(8, "little"), 0  # noqa: PLW2901 - the end of the key is there
+            yield kind, key[:key_bytes], part, address, size, rank
             # Only the last read, at the end of the file, can end within a record.
         torn_bytes += len(data) - whole if any(data[whole:]) else 0
     health.records, health.torn_bytes = records, torn_bytes
@@ -195,7 +238,7 @@ class IndexLog:
             OSError: the old log is unchanged.
         """
         temporary = directory / LOG_TEMPORARY_NAME
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = create_file(temporary)
         try:
             # Small writes: each lets other threads run while a long log is rewritten.
             with os.fdopen(os.dup(fd), "wb", buffering=_WRITE_BYTES) as file:
@@ -215,7 +258,7 @@ class IndexLog:
             sync_directory(directory)
         except OSError as error:
             # The new file is in place, but a power cut could restore the old one: neither may take further records.
-            log._broken = f"the index log could not be replaced: {error}; reopen the tier"
+            log._broken = f"the index log could not be replaced: {error}"
         return log
 
     @classmethod
@@ -229,6 +272,11 @@ class IndexLog:
         return self._broken
 
     @property
+    def size_bytes(self) -> int:
+        """Length of the file, with the room for further records."""
+        return self._size
+
+    @property
     def records(self) -> int:
         """Number of records in the file, live and dead."""
         return self._end // RECORD_BYTES - 1
@@ -237,8 +285,8 @@ class IndexLog:
         """Append all records or none.
 
         Raises:
-            OSError: none was appended. If the sync failed, its state on the device is unknown: the log takes no further
-                record until the tier is opened again.
+            OSError: none was appended. If the sync failed, the state on the device is unknown: this log takes no
+                further record, and :class:`~tierkv_disk.log.rewriting.LogRewriter` replaces it.
         """
         if self._broken:
             raise OSError(errno.EIO, self._broken)
@@ -254,7 +302,7 @@ class IndexLog:
             try:
                 os.fdatasync(self._fd)
             except OSError as error:
-                self._broken = f"the index log cannot be synced since: {error}; reopen the tier"
+                self._broken = f"the index log could not be forced to the device: {error}"
                 raise
         self._end += len(data)
 
@@ -279,7 +327,7 @@ class IndexLog:
             os.fsync(self._fd)
 
     def _undo(self, error: OSError) -> None:
-        self._broken = f"the index log cannot be written since: {error}; reopen the tier"
+        self._broken = f"the index log could not be written: {error}"
         if error.errno in NO_SPACE:
             os.ftruncate(self._fd, self._end)
             self._size = self._end

@@ -13,12 +13,14 @@ from typing import NamedTuple
 from tierkv.types.keys import Key
 from tierkv_disk.extents import (
     PAGE_BYTES,
+    RANK_BITS,
     Extent,
     PageAddress,
     Run,
     address_at,
     address_of,
     extent_at,
+    extent_of,
     page_of,
     segment_of,
 )
@@ -45,7 +47,7 @@ class _Claim(NamedTuple):
 
 def used_runs(entries: Entries, scattered: Scattered, others: Iterable[Run] = ()) -> list[Extent]:
     """All used runs, as extents in disk order."""
-    used = sorted(entries.values())
+    used = [Extent(entry >> RANK_BITS) for entry in sorted(entries.values())]  # extent_of, without a call
     while used and used[-1] >> _BITS == SCATTERED:
         used.pop()
     more = [run for runs in scattered.values() for run in runs]
@@ -99,7 +101,8 @@ def lost_keys(entries: Entries, scattered: Scattered, pages: Pages) -> set[Key]:
     """
     lost: set[Key] = set()
     claims: list[_Claim] = []
-    for number, (key, extent) in enumerate(entries.items()):
+    for number, (key, entry) in enumerate(entries.items()):
+        extent = extent_of(entry)
         size = (extent & _MASK) + _ROUND >> _PAGE_BITS
         runs = scattered[key] if address_of(extent) == SCATTERED else (Run(address_of(extent), size),)
         if all(page_of(address) + count <= pages.get(segment_of(address), 0) for address, count in runs):
@@ -147,7 +150,7 @@ def cuts_for(excess: int, entries: Entries, used: list[Extent], pages: Pages) ->
             cuts[segment] = pages[segment] - tail
             excess -= tail
     if excess > 0:
-        written = {extent >> 2 * _BITS: number for number, extent in enumerate(entries.values())}
+        written = {extent_of(entry) >> 2 * _BITS: number for number, entry in enumerate(entries.values())}
         for segment in sorted(pages, key=lambda each: written.get(each, -1)):
             kept = max(0, cuts.get(segment, pages[segment]) - excess)
             excess -= cuts.get(segment, pages[segment]) - kept

@@ -14,19 +14,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierkv.types.keys import Key
+from tierkv_disk.directory.files import NotOurFileError, open_file, set_aside
 from tierkv_disk.directory.layout import LOG_NAME
 from tierkv_disk.extents import (
     PAGE_BYTES,
     PAGES_MAX,
     Extent,
+    RankedExtent,
     Run,
     extent_at,
     page_of,
     pages_for,
     pages_in,
     segment_of,
+    with_rank,
 )
-from tierkv_disk.log.index_log import IndexLog, LogHealth, LogIdentity, Record, RecordKind, read_records, records_of
+from tierkv_disk.log.index_log import (
+    IndexLog,
+    LogHealth,
+    LogIdentity,
+    Record,
+    RecordKind,
+    read_records,
+    records_of,
+    replacement_bytes,
+    spare_bytes,
+)
 from tierkv_disk.recovery.claims import cuts_for, free_runs, gaps_between, has_room, is_sound, lost_keys, used_runs
 from tierkv_disk.recovery.frame_search import FrameSearch
 from tierkv_disk.segments.segment_files import SegmentFiles
@@ -97,12 +110,17 @@ def is_mostly_dead(records: int, live: int) -> bool:
     return records > COMPACT_RECORDS_MIN and records > 2 * live
 
 
+def log_reserve(log_bytes: int, live: int) -> int:
+    """Bytes to keep free beside a log of ``log_bytes`` bytes and ``live`` live records, so that it can be rewritten."""
+    return spare_bytes(log_bytes, max(COMPACT_RECORDS_MIN, 2 * live), live)
+
+
 def records_of_table(table: Table) -> Iterator[Record]:
     """Records of the shortest log that yields this table."""
     for key in table.entries:
         found = table.find_frame(key)
         if found is not None:
-            yield from records_of(key, *found)
+            yield from records_of(key, *found, table.rank(key))
 
 
 def recover(files: NamespaceFiles, quarantine: Quarantine, *, sync: bool) -> tuple[Table, IndexLog, RecoveryReport]:
@@ -138,8 +156,11 @@ def recover(files: NamespaceFiles, quarantine: Quarantine, *, sync: bool) -> tup
 
 def _open(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDWR)
+        return open_file(path, os.O_RDWR)
     except FileNotFoundError:
+        return None
+    except NotOurFileError as error:
+        set_aside(path, error.strerror)
         return None
 
 
@@ -147,12 +168,12 @@ def _replay(fd: int, files: NamespaceFiles, table: Table, report: RecoveryReport
     """Fill the table from the log. Written for speed: there are millions of records, nearly all of them first puts."""
     entries, put, part_kind = table.entries, int(RecordKind.PUT), int(RecordKind.PART)
     parts: list[tuple[Key, Run, int]] = []
-    for kind, key, part, address, frame_bytes in read_records(fd, files.identity, report.log, files.slot_bytes):
+    for kind, key, part, address, frame_bytes, rank in read_records(fd, files.identity, report.log, files.slot_bytes):
         if kind == put and not part:
             if key in entries:
                 del entries[key]
                 table.scattered.pop(key, None)
-            entries[key] = Extent(address << 32 | frame_bytes)  # extent_at, without a call
+            entries[key] = RankedExtent(address << 96 | frame_bytes << 64 | rank)  # with_rank, without calls
         elif kind == part_kind:
             parts = parts[:part] if part else []
             parts.append((key, Run(address, pages_for(frame_bytes)), frame_bytes))
@@ -163,7 +184,8 @@ def _replay(fd: int, files: NamespaceFiles, table: Table, report: RecoveryReport
             if kind == put:
                 if len(parts) == part and all(each[0] == key for each in parts):
                     table.scattered[key] = (*(run for _, run, _ in parts), Run(address, pages_for(frame_bytes)))
-                    entries[key] = extent_at(SCATTERED, sum(size for _, _, size in parts) + frame_bytes)
+                    size = sum(size for _, _, size in parts) + frame_bytes
+                    entries[key] = with_rank(extent_at(SCATTERED, size), rank)
                 else:
                     report.entries_lost += 1
         if parts:
@@ -203,7 +225,7 @@ def _search(
     # They go in front, as older than all known entries: some of them were evicted long ago.
     known = dict(table.entries)
     table.entries.clear()
-    table.entries.update(found)
+    table.entries.update((key, with_rank(extent, 0)) for key, extent in found.items())
     table.entries.update(known)
 
 
@@ -224,7 +246,7 @@ def _settle(files: NamespaceFiles, table: Table, quarantine: Quarantine, report:
         used = used_runs(entries, scattered)
     kept = _valid_entries(table, quarantine, used, pages)
     segments.set_pages_out_of_service(sum(entry.pages for entry in kept))
-    excess = segments.excess_pages()
+    excess = segments.excess_pages(replacement_bytes(len(entries)))
     if excess:
         cuts = cuts_for(excess, entries, used, pages)
         for key in [key for key in entries if _is_beyond(_runs(table, key), cuts)]:

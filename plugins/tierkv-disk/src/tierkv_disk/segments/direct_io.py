@@ -13,7 +13,9 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tierkv_disk.directory.files import open_file
 from tierkv_disk.extents import PAGE_BYTES
+from tierkv_disk.failures import NO_SPACE
 
 
 def round_up(size: int, unit: int = PAGE_BYTES) -> int:
@@ -40,6 +42,8 @@ def supports_direct(directory: Path) -> bool:
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
                 return False
+            if error.errno in NO_SPACE:  # the flag was accepted, and the disk is full
+                return True
             raise
         finally:
             os.close(fd)
@@ -62,9 +66,9 @@ class FileIO:
         """Open a file for reading and writing, with O_DIRECT if ``direct``.
 
         Raises:
-            OSError: as ``os.open``.
+            OSError: as :func:`~tierkv_disk.directory.files.open_file`.
         """
-        return os.open(path, flags | os.O_RDWR | (os.O_DIRECT if self.direct else 0), 0o644)
+        return open_file(path, flags | os.O_RDWR | (os.O_DIRECT if self.direct else 0))
 
     def write_at(self, fd: int, data: memoryview, offset: int) -> None:
         """Write all of ``data`` at ``offset``.

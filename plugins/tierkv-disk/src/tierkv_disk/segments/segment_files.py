@@ -6,21 +6,27 @@ adjacent. :class:`~tierkv_disk.space.free_space.FreeSpace` hands out free runs; 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from tierkv_disk.directory.files import sync_directory
+from tierkv_disk.directory.files import NotOurFileError, set_aside, sync_directory
 from tierkv_disk.directory.shared import SharedDirectory
 from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, pages_for, segment_of
+from tierkv_disk.failures import NO_SPACE
 from tierkv_disk.segments.direct_io import FileIO
+from tierkv_disk.segments.shared_sync import SharedSync
 
 SEGMENTS_AIM = 128
 """Number of segments aimed at. Files stay open, and a process has about 1,024 descriptors: larger tiers use larger
 segments."""
 SEGMENTS_MAX = 512
 """Bound of the number of segments. A file system that is often nearly full makes segments small and numerous."""
+LOG_BYTES_PER_PAGE = 96
+"""Room kept for the index log per page of a new segment: three records of 128 bytes for each frame of four pages."""
 _NAME = re.compile(r"segment-(\d{5,10})\.dat")
 
 
@@ -53,21 +59,32 @@ class SegmentFiles:
         self._shared = shared
         self._io = io
         self._files: dict[int, int] = {}
+        self._syncs: dict[int, SharedSync] = {}
         self.pages: dict[int, int] = {}
         """Number of pages of each segment."""
         self._pages_out_of_service = 0
+        self._count_lock = threading.Lock()
+        self.sync_failures = 0
+        """Number of failed syncs. Note it before a write, for :meth:`sync`."""
 
     def open_existing(self) -> None:
         """Open all segment files of the directory."""
         found = {int(match[1]): path for path in self._directory.iterdir() if (match := _NAME.fullmatch(path.name))}
         for number, path in sorted(found.items()):
-            self._files[number] = self._io.open(path, 0)
+            try:
+                self._files[number] = self._io.open(path, 0)
+            except NotOurFileError as error:
+                set_aside(path, error.strerror)
+                continue
             self.pages[number] = os.fstat(self._files[number]).st_size // PAGE_BYTES
 
-    def excess_pages(self) -> int:
-        """Number of pages beyond the capacity or beyond the directory's limit, whichever is more."""
+    def excess_pages(self, reserve_bytes: int = 0) -> int:
+        """Number of pages beyond the capacity, beyond the directory's limit, or beyond the disk, whichever is most.
+
+        reserve_bytes: bytes that must be free on the disk for the index log.
+        """
         with self._shared.locked():
-            excess = pages_for(self._shared.reduce_excess())
+            excess = pages_for(max(self._shared.reduce_excess(), reserve_bytes - self._shared.free_bytes))
         held = sum(self.pages.values())
         capacity = self._capacity_pages()
         return min(held, max(excess, 0 if capacity is None else held - capacity))
@@ -80,14 +97,18 @@ class SegmentFiles:
         """Shorten a segment to ``pages`` pages; with 0 pages its file is removed."""
         if pages == 0:
             os.close(self._files.pop(number))
+            self._syncs.pop(number, None)
             del self.pages[number]
             segment_path(self._directory, number).unlink(missing_ok=True)
         else:
             os.ftruncate(self._files[number], pages * PAGE_BYTES)
             self.pages[number] = pages
 
-    def grow(self) -> Run | None:
+    def grow(self, reserve_bytes: int = 0) -> Run | None:
         """Allocate one more segment, as large as wished and possible.
+
+        Args:
+            reserve_bytes: bytes to leave free on the disk for the index log.
 
         Returns:
             Its pages; None if there is no room for another frame.
@@ -95,12 +116,30 @@ class SegmentFiles:
         wish = self._pages_to_wish()
         if wish <= 0 or len(self._files) >= SEGMENTS_MAX:
             return None
+        reserve_bytes += min(wish, self._shared.free_bytes // PAGE_BYTES) * LOG_BYTES_PER_PAGE
+        least, spare = min(wish, self._frame_pages), 0
         with self._shared.locked():
-            pages = min(wish, self._shared.make_room(wish * PAGE_BYTES) // PAGE_BYTES)
-            if pages < min(wish, self._frame_pages):
-                return None
-            # A multiple of the longest frame: if all frames have that length, no page is left over.
-            return self._allocate(pages - pages % self._frame_pages if pages > self._frame_pages else pages)
+            pages = min(wish, self._shared.make_room(wish * PAGE_BYTES, reserve_bytes) // PAGE_BYTES)
+            while pages >= least:
+                try:
+                    return self._allocate(self._whole_frames(pages), spare)
+                except OSError as error:
+                    if error.errno not in NO_SPACE or pages == least:
+                        raise
+                    # A quota or a limit of file sizes, which the free bytes of the file system do not show.
+                    spare = 0 if error.errno == errno.EFBIG else pages_for(reserve_bytes)
+                pages = max(least, pages // 2)
+        return None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(self.pages.values()) * PAGE_BYTES
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the capacity allows more pages."""
+        return self._pages_to_wish() > 0 and len(self._files) < SEGMENTS_MAX
 
     def write_frame(self, runs: tuple[Run, ...], frame: memoryview) -> None:
         """Write a frame into its runs."""
@@ -128,10 +167,26 @@ class SegmentFiles:
                 break
         return start
 
-    def sync(self, numbers: set[int]) -> None:
-        """Force the written bytes of these segments to the device."""
+    def sync(self, numbers: set[int], failures_before: int | None = None) -> None:
+        """Force the written bytes of these segments to the device.
+
+        Args:
+            numbers: the segments.
+            failures_before: :attr:`sync_failures` before the bytes were written. A failed sync covers all bytes written
+                before it, also those of other threads, and the kernel reports it to one of them only.
+
+        Raises:
+            OSError: the bytes may not be on the device.
+        """
+        failures_before = self.sync_failures if failures_before is None else failures_before
         for number in numbers:
-            os.fdatasync(self._files[number])
+            self._syncs.setdefault(number, SharedSync(self._sync_failed)).sync(self._files[number])
+        if self.sync_failures != failures_before:
+            raise OSError(errno.EIO, "another sync failed after these bytes were written")
+
+    def _sync_failed(self) -> None:
+        with self._count_lock:
+            self.sync_failures += 1
 
     def close(self) -> None:
         """Close all files."""
@@ -144,13 +199,20 @@ class SegmentFiles:
     def _read(self, address: PageAddress, buffer: memoryview, size: int) -> int:
         return self._io.read_at(self._files[segment_of(address)], buffer, size, page_of(address) * PAGE_BYTES)
 
-    def _allocate(self, pages: int) -> Run:
+    def _whole_frames(self, pages: int) -> int:
+        """A multiple of the longest frame: if all frames have that length, no page is left over."""
+        return pages - pages % self._frame_pages if pages > self._frame_pages else pages
+
+    def _allocate(self, pages: int, spare: int) -> Run:
+        """Allocate a segment. spare: pages that must be free beside it."""
         number = max(self._files, default=-1) + 1
         path = segment_path(self._directory, number)
         fd = self._io.open(path, os.O_CREAT | os.O_EXCL)
         try:
             # The sync of the first frame also makes the length durable, but not the name.
-            os.posix_fallocate(fd, 0, pages * PAGE_BYTES)
+            os.posix_fallocate(fd, 0, (pages + spare) * PAGE_BYTES)
+            if spare:
+                os.ftruncate(fd, pages * PAGE_BYTES)
             sync_directory(self._directory)
         except OSError:
             os.close(fd)

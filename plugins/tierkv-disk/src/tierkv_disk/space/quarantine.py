@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierkv.types.keys import Key
-from tierkv_disk.directory.files import publish_text
+from tierkv_disk.directory.files import publish_text, read_text
 from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, pages_in, segment_of
 
 QUARANTINE_NAME = "quarantine.jsonl"
+FILE_BYTES_MAX = 16 << 20
+"""Longest list that is read."""
 logger = logging.getLogger("tierkv_disk")
 
 
@@ -122,15 +124,18 @@ def read_quarantine(directory: Path) -> Iterator[QuarantineEntry]:
     """Entries in the file of a namespace, oldest first. Unreadable lines are skipped and logged."""
     path = directory / QUARANTINE_NAME
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path, FILE_BYTES_MAX).splitlines()
     except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s is ignored: %s", path, error)
         return
     for line in lines:
         try:
             fields = json.loads(line)
             runs = tuple(Run(address_at(int(r["segment"]), int(r["page"])), int(r["pages"])) for r in fields["runs"])
             entry = QuarantineEntry(Key(bytes.fromhex(fields["key"])), runs, str(fields["reason"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             logger.warning("%s: skipped a line that is not a quarantine entry: %.100r", path, line)
             continue
         if runs and all(run.pages > 0 for run in runs):

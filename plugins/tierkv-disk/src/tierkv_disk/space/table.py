@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tierkv.types.keys import Key
-from tierkv_disk.extents import Extent, PageAddress, Run, address_at, address_of, extent_at, frame_bytes_of, run_of
+from tierkv_disk.extents import (
+    Extent,
+    PageAddress,
+    RankedExtent,
+    Run,
+    address_at,
+    address_of,
+    extent_at,
+    extent_of,
+    frame_bytes_of,
+    rank_of,
+    run_of,
+    with_rank,
+)
 from tierkv_disk.space.free_space import FreeSpace, Pins
 
-Entries = dict[Key, Extent]
-"""Extent of each stored frame, in the order in which the frames were written."""
+Entries = dict[Key, RankedExtent]
+"""Extent and rank of each stored frame, in the order in which the frames were written."""
 
 SCATTERED = address_at(0xFFFF_FFFF, 0)
 """Address that marks a frame in several runs; no segment has that number."""
@@ -43,25 +56,30 @@ class Table:
 
     def find_frame(self, key: Key) -> tuple[tuple[Run, ...], int] | None:
         """Runs and length in bytes of the frame of ``key``; None if it is not stored."""
-        extent = self.entries.get(key)
-        if extent is None:
+        entry = self.entries.get(key)
+        if entry is None:
             return None
+        extent = extent_of(entry)
         return self._runs(key, extent), frame_bytes_of(extent)
 
-    def put_frame(self, key: Key, runs: tuple[Run, ...], frame_bytes: int) -> None:
+    def rank(self, key: Key) -> int:
+        """Rank of a stored frame; 0: unknown."""
+        return rank_of(self.entries[key])
+
+    def put_frame(self, key: Key, runs: tuple[Run, ...], frame_bytes: int, rank: int) -> None:
         """Enter the frame of ``key``; a previous frame of the key is dropped."""
         self.drop_frame(key)
         if len(runs) == 1:
-            self.entries[key] = extent_at(runs[0].address, frame_bytes)
+            self.entries[key] = with_rank(extent_at(runs[0].address, frame_bytes), rank)
         else:
-            self.entries[key] = extent_at(SCATTERED, frame_bytes)
+            self.entries[key] = with_rank(extent_at(SCATTERED, frame_bytes), rank)
             self.scattered[key] = runs
 
     def drop_frame(self, key: Key) -> None:
         """Remove ``key``; its pages become free when no reader has them pinned."""
-        extent = self.entries.pop(key, None)
-        if extent is not None:
-            runs = self._runs(key, extent)
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            runs = self._runs(key, extent_of(entry))
             self.scattered.pop(key, None)
             self.release_runs(runs)
 

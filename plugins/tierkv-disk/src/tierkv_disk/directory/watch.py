@@ -1,0 +1,79 @@
+"""Notices that a directory in use was removed, renamed or replaced by another one.
+
+Open files outlive their names: without a look at the names a tier would go on to write into files that no later open
+finds. The lock file is looked for, at a bounded rate, because it is created once and kept as long as the directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tierkv.errors import BackendUnavailableError
+
+CHECK_S = 1.0
+"""Seconds between two looks."""
+logger = logging.getLogger("tierkv_disk")
+
+
+class DirectoryWatch:
+    """Watch on one locked directory. May be called on several threads; a call may block as long as the file system.
+
+    Args:
+        lock_file: path of the lock file.
+        lock_fd: descriptor of the locked file.
+        tier: name of the tier, for messages.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, lock_file: Path, lock_fd: int, tier: str, clock: Callable[[], float]) -> None:
+        self._path = lock_file
+        self._identity = _identity(os.fstat(lock_fd))
+        self._tier = tier
+        self._clock = clock
+        self._again_s = clock()
+        self._is_lost = False
+        self._looking = threading.Lock()
+
+    def look(self) -> bool:
+        """Look if it is due, and log a change. Returns whether the directory is in its place."""
+        if self._clock() >= self._again_s and self._looking.acquire(blocking=False):
+            try:
+                self._look()
+                self._again_s = self._clock() + CHECK_S
+            finally:
+                self._looking.release()
+        return not self._is_lost
+
+    def require(self) -> None:
+        """Look if it is due.
+
+        Raises:
+            BackendUnavailableError: the directory is not in its place.
+        """
+        if not self.look():
+            raise BackendUnavailableError(self._why())
+
+    def _look(self) -> None:
+        try:
+            is_lost = _identity(os.lstat(self._path)) != self._identity
+        except OSError:
+            is_lost = True
+        if is_lost and not self._is_lost:
+            logger.warning("tier %s: %s; nothing more is stored", self._tier, self._why())
+        elif self._is_lost and not is_lost:
+            logger.warning("tier %s: %s is in its place again", self._tier, self._path.parent)
+        self._is_lost = is_lost
+
+    def _why(self) -> str:
+        return (
+            f"{self._path.parent} was removed or replaced while it was in use: "
+            "put it back, or detach and attach the tier, which then starts empty"
+        )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

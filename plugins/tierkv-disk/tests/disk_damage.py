@@ -1,0 +1,190 @@
+"""Damage of a disk tier at rest, by field of each file; each damaged copy is used in a process of its own.
+
+As a program: ``python disk_damage.py DIRECTORY --count 1000 --seed 1 [--only 17]`` prints a summary as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from disk_support import PAGE, make_namespace
+
+import tierkv_disk
+from tierkv.abc import BackendContext
+from tierkv.errors import CorruptFrameError, NamespaceMismatchError
+from tierkv.frames.frame import HEADER_BYTES, frame_bytes
+from tierkv.frames.recognition import recognise_frame
+from tierkv.frames.sealer import FrameSealer
+from tierkv.testing.conformance.session import Session
+from tierkv.testing.damage import Damage, Outcome, change_bytes, change_length, change_pages, main
+from tierkv.testing.frames import make_frame, make_key
+from tierkv.types.keys import Key
+from tierkv_disk import DiskOptions
+
+FRAMES = 60
+RAW_BYTES = (300, PAGE, 3 * PAGE)
+FRAME_BYTES_MAX = frame_bytes(max(RAW_BYTES))
+VERSIONS = 3
+KINDS = ("log", "log", "log", "header", "header", "payload", "page", "file", "document", "document", "gone", "rollback")
+LOG_RECORD_BYTES = 128
+FIELDS_BYTES = 320
+"""Bytes of a header that hold its fields; zeros follow."""
+NAMES = ("index.log", "segment-00000.dat", "namespace.json", "quarantine.jsonl")
+DOCUMENTS = (
+    b"",
+    b"\x80\xff\x00",
+    b"{",
+    b"null",
+    b"[]",
+    b'{"format": Infinity}',
+    b"[" * 100_000,
+    b'{"program": "tierkv-disk", "format": "2"}',
+    b'{"program": "tierkv-disk", "format": 1e400, "namespace": {}}',
+    b'"' + b"x" * 2_000_000 + b'"',
+)
+SEALER = FrameSealer(make_namespace().fingerprint())
+
+
+def frame(number: int, version: int) -> bytes:
+    """Frame of a key in one of its versions, sealed as the framework does."""
+    raw_bytes = RAW_BYTES[number % len(RAW_BYTES)]
+    slot = bytearray(frame_bytes(raw_bytes))
+    slot[HEADER_BYTES : HEADER_BYTES + raw_bytes] = make_frame(make_key(number), version, raw_bytes)
+    SEALER.seal(memoryview(slot), make_key(number), raw_bytes)
+    return bytes(slot)
+
+
+def frames(numbers: Iterable[int], version: int) -> dict[Key, bytes]:
+    """Frames of some keys."""
+    return {make_key(number): frame(number, version) for number in numbers}
+
+
+def is_wrong(number: int, found: bytes) -> bool:
+    """Whether bytes pass the framework's check and are no frame that was ever stored under the key."""
+    try:
+        header = SEALER.check_slot(memoryview(found), make_key(number))
+    except CorruptFrameError:
+        return False
+    payload = slice(HEADER_BYTES, HEADER_BYTES + header.raw_bytes)
+    return not any(found[payload] == frame(number, version)[payload] for version in range(1, VERSIONS + 1))
+
+
+@contextlib.contextmanager
+def opened(place: Path) -> Iterator[Session]:
+    """The tier, closed at the end."""
+    recognise = partial(recognise_frame, make_namespace().fingerprint(), PAGE)
+    context = BackendContext("disk", make_namespace(), FRAME_BYTES_MAX, 2 << 20, recognise)
+    options = DiskOptions(str(place / "tier"), segment_bytes=1 << 20, min_free_bytes=0, durability="none")
+    session = Session(tierkv_disk.PLUGIN, context, options)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def directory(place: Path) -> Path:
+    """Directory of the namespace."""
+    return place / "tier" / make_namespace().fingerprint().hex()
+
+
+def build(place: Path) -> None:
+    """Fill a tier, with deleted, rewritten and quarantined frames; ``old`` is an earlier state of it."""
+    with opened(place) as disk:
+        disk.put(frames(range(FRAMES), 1))
+    shutil.copytree(directory(place), place / "old")
+    with opened(place) as disk:
+        disk.forget(map(make_key, range(0, FRAMES, 4)))
+        disk.put(frames(range(0, FRAMES, 3), 2))
+    (directory(place) / "quarantine.jsonl").touch()
+
+
+def mutate(place: Path, rng: random.Random) -> str:
+    """Change one file. Returns the change in words."""
+    kind = rng.choice(KINDS)
+    if kind == "document":
+        return f"document {_change_document(place, rng)}"
+    if kind in ("gone", "rollback"):
+        name = rng.choice(NAMES)
+        (directory(place) / name).unlink()
+        if kind == "rollback" and (place / "old" / name).exists():
+            shutil.copy(place / "old" / name, directory(place) / name)
+        return f"{kind} {name}"
+    path = directory(place) / ("index.log" if kind == "log" or rng.random() < 0.3 else "segment-00000.dat")
+    if kind in ("header", "payload"):
+        path = directory(place) / "segment-00000.dat"
+    data = bytearray(path.read_bytes())
+    what = _change(data, rng, kind)
+    path.write_bytes(data)
+    return f"{kind} {path.name} {what}"
+
+
+def _change(data: bytearray, rng: random.Random, kind: str) -> str:
+    """Change the content of the log or of a segment."""
+    used = len(data.rstrip(b"\0"))
+    if kind == "file":
+        return change_length(data, rng)
+    if kind == "page":
+        return change_pages(data, rng, range(max(2, -(-used // PAGE))))
+    if kind == "log":
+        record = rng.randrange(-(-used // LOG_RECORD_BYTES)) * LOG_RECORD_BYTES
+        return change_bytes(data, rng, record, record + LOG_RECORD_BYTES)
+    if kind == "header":
+        page = rng.randrange(used // PAGE) * PAGE
+        return change_bytes(data, rng, page, page + FIELDS_BYTES)
+    return change_bytes(data, rng, 0, used)
+
+
+def _change_document(place: Path, rng: random.Random) -> str:
+    """Change the marker, the manifest or the list of quarantined frames."""
+    documents = (directory(place) / "namespace.json", directory(place) / "quarantine.jsonl")
+    path = rng.choice((place / "tier" / "tierkv-disk.json", *documents))
+    data = bytearray(path.read_bytes())
+    if not data or rng.random() < 0.4:
+        number = rng.randrange(len(DOCUMENTS))
+        path.write_bytes(DOCUMENTS[number])
+        return f"{path.name} is document {number}"
+    what = change_bytes(data, rng, 0, len(data))
+    path.write_bytes(data)
+    return f"{path.name} {what}"
+
+
+def play(place: Path) -> Outcome:
+    """Open a damaged tier, read, delete and rewrite everything, and read it again after a restart."""
+    started = time.monotonic()
+    try:
+        with opened(place) as disk:
+            open_s = time.monotonic() - started
+            return _play(disk, place, open_s)
+    except NamespaceMismatchError as error:
+        # By its words the place belongs to another program, namespace or format: left as it is, and named.
+        return Outcome("" if str(place) in str(error) else f"refused without its path: {error}", note="refused")
+
+
+def _play(disk: Session, place: Path, open_s: float) -> Outcome:
+    keys = [make_key(number) for number in range(FRAMES)]
+    for number, found in enumerate(disk.read(keys)):
+        if isinstance(found, bytes) and is_wrong(number, found):
+            return Outcome(f"frame {number} is wrong", open_s)
+    disk.forget(keys[::2])
+    stored = frames(range(FRAMES), VERSIONS)
+    if any(failed := disk.write(stored)):
+        return Outcome(f"not storable: {next(filter(None, failed))}", open_s)
+    if disk.read(keys) != list(stored.values()):
+        return Outcome("another frame was read than was stored", open_s)
+    disk.close()
+    with opened(place) as again:
+        if again.read(keys) != list(stored.values()) or not set(keys) <= again.scan().keys():
+            return Outcome("a frame that was stored is lost by a restart", open_s)
+    return Outcome(open_s=open_s)
+
+
+DAMAGE = Damage(build, mutate, play)
+
+if __name__ == "__main__":
+    main(DAMAGE)

@@ -1,0 +1,177 @@
+"""A device that fails for a while: reads go on, and the first writes after the cause succeed without reopening."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from disk_support import PAGE, OpenDisk, frames, read_log
+
+from tierkv.errors import BackendError, OutOfSpaceError
+from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_key
+
+WAIT_S = 30.0
+CALLS = ("pwrite", "fdatasync")
+ERRORS = (errno.EIO, errno.EROFS, errno.ENOSPC)
+
+
+def fail_on(patch: pytest.MonkeyPatch, call: str, number: int, *names: str) -> None:
+    """Let one system call fail with this errno on files whose names begin like one of ``names``."""
+    original: Callable[..., object] = getattr(os, call)
+
+    def fail(fd: int, *arguments: object) -> object:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name  # noqa: PTH115 - a descriptor is no path
+        if name.startswith(names):
+            raise OSError(number, os.strerror(number))
+        return original(fd, *arguments)
+
+    patch.setattr(os, call, fail)
+
+
+def refuse_new_files(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the creation of files fail with this errno, as on a file system that turned read-only."""
+    original = os.open
+
+    def fail(path: object, flags: int, *arguments: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number))
+        return original(path, flags, *arguments)  # type: ignore[arg-type]
+
+    patch.setattr(os, "open", fail)
+
+
+def write_until_stored(disk: Session, number: int) -> None:
+    """Repeat a write while the tier pauses; fail after ``WAIT_S``."""
+    give_up_s = time.monotonic() + WAIT_S
+    while disk.write(frames(number)) != [None]:
+        assert time.monotonic() < give_up_s, "the tier does not write again"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", CALLS)
+def test_writes_resume_when_the_cause_has_ended(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """One failure of the log must not end the writes of a tier for the life of the engine."""
+    disk = open_disk()
+    disk.put(frames(0, 1))
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            fail_on(patch, call, number, "index.log")
+            refuse_new_files(patch, number)
+            for attempt in range(5):
+                (failed,) = disk.write(frames(2 + attempt))
+                assert isinstance(failed, BackendError)
+            assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+        write_until_stored(disk, 50)
+        assert disk.delete([make_key(1)]) == [None]
+        disk.put(frames(1))
+    disk.close()
+    with open_disk() as again:
+        assert again.backend.recovery.lossless  # type: ignore[union-attr]
+        assert again.scan().keys() == {make_key(0), make_key(1), make_key(50)}
+
+
+def test_a_failed_force_is_followed_by_a_new_log(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record whose force failed may be on the device: no later log holds it, and nothing is appended to it."""
+    disk = open_disk()
+    disk.put(frames(0))
+    with monkeypatch.context() as patch:
+        fail_on(patch, "fdatasync", errno.EIO, "index.log")
+        assert disk.write(frames(1)) != [None]
+    file_before = (directory / "index.log").stat().st_ino
+    assert make_key(1) in {line.key for line in read_log(directory / "index.log")}
+    write_until_stored(disk, 2)
+    assert (directory / "index.log").stat().st_ino != file_before
+    assert {line.key for line in read_log(directory / "index.log")} == {make_key(0), make_key(2)}
+
+
+def test_pauses_between_attempts_grow(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tier that cannot write costs the device few attempts and the log one line, until it writes again."""
+    disk = open_disk()
+    disk.put(frames(0))
+    now_s, attempts = [0.0], []
+    commits = disk.backend._commits  # type: ignore[union-attr]
+    commits._rewriter._clock = lambda: now_s[0]
+
+    def refuse() -> NoReturn:
+        attempts.append(now_s[0])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    create, commits._rewriter._create = commits._rewriter._create, refuse
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tierkv_disk"):
+        fail_on(patch, "fdatasync", errno.EIO, "index.log")
+        for _ in range(2000):
+            assert disk.write(frames(1)) != [None]
+            now_s[0] += 0.01
+    gaps = [later - earlier for earlier, later in pairwise(attempts)]
+    assert 8 <= len(attempts) <= 20, attempts
+    assert gaps == pytest.approx(sorted(gaps), abs=0.02)
+    assert max(gaps) < 2.1
+    commits._rewriter._create = create
+    now_s[0] += 2.1
+    with caplog.at_level(logging.WARNING, "tierkv_disk"):
+        disk.put(frames(1))
+        disk.put(frames(2))
+    lines = [record.message for record in caplog.records if "index log" in record.message]
+    assert len(lines) == 2, lines
+    assert "is being rewritten" in lines[0]
+    assert "takes records again" in lines[1]
+
+
+def test_a_failed_sync_of_frames_concerns_all_that_it_covered(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reports lost bytes to one caller only; the other caller's sync succeeds, and must not be believed."""
+    disk = open_disk()
+    disk.put(frames(0))
+    segments = disk.backend._segments  # type: ignore[union-attr]
+    original, written, go_on = segments.write_frame, threading.Event(), threading.Event()
+
+    def pause_after_writing(runs: object, frame: memoryview) -> None:
+        original(runs, frame)
+        if threading.current_thread() is not threading.main_thread():
+            written.set()
+            assert go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(segments, "write_frame", pause_after_writing)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(disk.write, frames(1))
+        assert written.wait(WAIT_S)
+        with monkeypatch.context() as patch:
+            fail_on(patch, "fdatasync", errno.EIO, "segment-")
+            assert disk.write(frames(2)) != [None]
+        go_on.set()
+        (result,) = other.result(WAIT_S)
+    assert isinstance(result, BackendError)
+    assert "another sync failed" in str(result)
+    assert disk.scan() == {make_key(0): PAGE}
+    disk.put(frames(1, 2))
+
+
+def test_a_read_only_file_system_condemns_no_page(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that says nothing about the place of a frame keeps its pages in service."""
+    disk = open_disk(capacity_bytes=4 * PAGE)
+    disk.put(frames(0))
+    for number in (errno.EROFS, errno.ENOSPC):
+        with monkeypatch.context() as patch:
+            fail_on(patch, "pwrite", number, "segment-")
+            (failed,) = disk.write(frames(1))
+        assert isinstance(failed, OutOfSpaceError) == (number == errno.ENOSPC)
+    assert not len(disk.backend._quarantine)  # type: ignore[union-attr]
+    disk.put(frames(1, 2, 3))

@@ -1,0 +1,99 @@
+"""A directory that is removed or replaced under a running tier: noticed, reported, and used again once back."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disk_support import OpenDisk, frames
+
+import tierkv_disk
+from tierkv.errors import BackendUnavailableError
+from tierkv.testing.conformance.session import Session
+from tierkv.testing.engines.hand_engine import Prompt
+from tierkv.testing.engines.small_stack import COOLDOWN_S, TESTED, SmallStack
+from tierkv.testing.frames import make_key
+from tierkv_disk import DiskOptions
+from tierkv_disk.directory import watch
+
+WAIT_S = 30.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; fail after ``WAIT_S``."""
+    give_up_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < give_up_s, what
+        time.sleep(0.02)
+
+
+def is_refused(disk: Session, number: int) -> bool:
+    """Write a frame. Returns whether it was refused because of the directory."""
+    (result,) = disk.write(frames(number))
+    assert result is None or isinstance(result, BackendUnavailableError), result
+    return result is not None and "was removed or replaced while it was in use: put it back" in str(result)
+
+
+@pytest.mark.parametrize("what", ["namespace", "path"])
+def test_a_directory_that_comes_back(
+    open_disk: OpenDisk, place: Path, directory: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file system that was unmounted for a while, or a directory renamed by mistake, costs no restart."""
+    moved = directory if what == "namespace" else place
+    disk = open_disk()
+    disk.put(frames(0))
+    with caplog.at_level(logging.WARNING, "tierkv_disk"):
+        moved.rename(moved.with_name("elsewhere"))
+        until(lambda: is_refused(disk, 1), "the tier stores in a directory that is gone")
+        assert isinstance(disk.delete([make_key(0)])[0], BackendUnavailableError)
+        assert disk.get(make_key(0)) == frames(0)[make_key(0)], "open files are read all the same"
+        moved.with_name("elsewhere").rename(moved)
+        until(lambda: not is_refused(disk, 2), "the tier does not store again")
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2, messages
+    assert "nothing more is stored" in messages[0]
+    assert "is in its place again" in messages[1]
+    disk.close()
+    with open_disk() as again:
+        assert again.scan().keys() >= {make_key(0), make_key(2)}
+
+
+def test_another_directory_in_its_place_is_left_alone(open_disk: OpenDisk, place: Path, directory: Path) -> None:
+    """Files that a user restored, or another process made there, are neither written nor removed."""
+    disk = open_disk()
+    disk.put(frames(0))
+    shutil.rmtree(place)
+    directory.mkdir(parents=True)
+    (directory / "lock").write_bytes(b"")
+    until(lambda: is_refused(disk, 1), "the tier stores in a directory that is gone")
+    disk.close()
+    assert [path.name for path in directory.iterdir()] == ["lock"]
+    assert (directory / "lock").read_bytes() == b""
+
+
+def test_the_stack_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health says that the tier cannot be written, and a tier that is attached in its place starts empty."""
+    monkeypatch.setattr(watch, "CHECK_S", 0.0)
+
+    def options(path: Path) -> DiskOptions:
+        return DiskOptions(str(path), min_free_bytes=0, segment_bytes=1 << 20)
+
+    tier = {"breaker_failures": 2}
+    with SmallStack(tierkv_disk.PLUGIN, options, place, capacity_bytes=8 << 20, tier=tier) as stack:
+        stack.store_all(Prompt(0, 4))
+        assert stack.stack.tiers.health()[TESTED].writable
+        place.rename(place.with_name("elsewhere"))
+        for number in range(1, 6):
+            stack.store(Prompt(number, 4))
+            stack.settle()
+        assert not stack.stack.tiers.health()[TESTED].writable
+        place.with_name("elsewhere").rename(place)
+        for number in range(6, 12):
+            stack.pass_time(10 * COOLDOWN_S)
+            stack.store(Prompt(number, 4))
+            stack.settle()
+        assert stack.stack.tiers.health()[TESTED].writable

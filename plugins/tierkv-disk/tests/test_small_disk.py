@@ -1,0 +1,153 @@
+"""A disk that has less room than the tier's capacity: it takes what fits, and new frames replace old ones for good.
+
+Each test runs in a process of its own, with a small real file system that only this process sees.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHILD_TIMEOUT_S = 240.0
+MIB = 1 << 20
+
+PROLOGUE = """
+import os, resource, shutil, sys, time
+from pathlib import Path
+import tierkv_disk
+from tierkv.abc import BackendContext
+from tierkv.errors import OutOfSpaceError
+from tierkv.testing.frames import make_frame, make_key
+from tierkv.testing.conformance.session import Session
+from disk_support import PAGE, frames, make_namespace
+
+FRAME, MIB = PAGE, 1 << 20
+mount = Path(sys.argv[1])
+
+def opened(segment_bytes=256 * MIB, capacity=64 * MIB):
+    context = BackendContext("disk", make_namespace(), FRAME, capacity)
+    options = tierkv_disk.DiskOptions(
+        str(mount / "tier"), min_free_bytes=0, segment_bytes=segment_bytes, durability="none"
+    )
+    return Session(tierkv_disk.PLUGIN, context, options)
+
+def frame(number):
+    return frames(number, size=FRAME)
+
+def fill(disk, first=0):
+    number = first
+    while (result := disk.write(frame(number))) == [None]:
+        number += 1
+    assert isinstance(result[0], OutOfSpaceError), result
+    return list(range(first, number))
+
+def replace(disk, stored, count, first):
+    for number in range(first, first + count):
+        assert disk.delete([make_key(stored.pop(0))]) == [None]
+        assert disk.write(frame(number)) == [None], f"write {number - first} was refused"
+        stored.append(number)
+    for number in stored:
+        assert disk.get(make_key(number)) == frame(number)[make_key(number)]
+
+def take_everything(path):
+    with path.open("wb", buffering=0) as file:
+        for size in (64 * 1024, PAGE):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+"""
+
+
+def run_on_small_disk(code: str, mount_point: Path, *, mib: int) -> None:
+    """Run Python code after ``PROLOGUE``, with a file system of ``mib`` MiB for that process alone."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    mount = f'mount -t tmpfs -o size={mib}m tmpfs "$0"'
+    allowed = subprocess.run([*alone, "sh", "-c", mount, mount_point], capture_output=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"may not mount here: {allowed.stderr.decode()}")
+    path = [str(Path(__file__).parent), *sys.path]
+    program = f"import sys; sys.path[:0] = {path!r}\n{PROLOGUE}{code}"
+    command = [*alone, "sh", "-c", f'{mount} && exec "$@"', str(mount_point), sys.executable, "-I", "-c", program]
+    done = subprocess.run(
+        [*command, str(mount_point)], capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("segment_bytes", [MIB, 256 * MIB], ids=["small segments", "one segment"])
+def test_new_frames_replace_old_ones_for_good(tmp_path: Path, segment_bytes: int) -> None:
+    """The log needs room to grow and to be compacted; a disk filled to the last byte once ended all writes."""
+    code = f"""
+with opened({segment_bytes}) as disk:
+    stored = fill(disk)
+    assert len(stored) * FRAME > 5 * MIB // 2, "far less is kept than there is room for"
+    replace(disk, stored, 9000, 1000)
+with opened({segment_bytes}) as disk:
+    assert disk.backend.recovery.lossless, disk.backend.recovery.losses()
+    assert disk.scan().keys() == set(map(make_key, stored))
+    replace(disk, stored, 100, 20000)
+"""
+    run_on_small_disk(code, tmp_path, mib=6)
+
+
+def test_a_limit_that_free_bytes_do_not_show(tmp_path: Path) -> None:
+    """With a quota the file system reports more free bytes than the user may take: the tier tries smaller segments."""
+    code = """
+from types import SimpleNamespace
+shutil.disk_usage = lambda path: SimpleNamespace(total=1 << 40, used=0, free=1 << 40)
+with opened() as disk:
+    stored = fill(disk)
+    assert len(stored) * FRAME > MIB, "far less is kept than there is room for"
+    replace(disk, stored, 9000, 1000)
+"""
+    run_on_small_disk(code, tmp_path, mib=6)
+
+
+def test_a_limit_of_file_sizes(tmp_path: Path) -> None:
+    """A process that may not write long files gets shorter segments, instead of none."""
+    code = """
+resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+with opened(capacity=8 * MIB) as disk:
+    assert len(fill(disk)) * FRAME == 8 * MIB
+"""
+    run_on_small_disk(code, tmp_path, mib=32)
+
+
+def test_another_program_fills_the_disk(tmp_path: Path) -> None:
+    """Writes continue within seconds after the other program has removed its files, without a new open."""
+    code = """
+with opened() as disk:
+    stored = fill(disk)
+    take_everything(mount / "other")
+    refused = number = 0
+    while not refused and number < 20000:
+        disk.delete([make_key(stored[0])])
+        refused = disk.write(frame(stored[0])) != [None]
+        number += 1
+    assert refused, "the log should have run out of room"
+    (mount / "other").unlink()
+    until = time.monotonic() + 30
+    while disk.delete([make_key(stored[1])]) != [None] or disk.write(frame(5000)) != [None]:
+        assert time.monotonic() < until, "the tier does not write again"
+        time.sleep(0.05)
+"""
+    run_on_small_disk(code, tmp_path, mib=6)
+
+
+def test_a_full_disk_is_opened_with_room_for_the_log(tmp_path: Path) -> None:
+    """A tier that finds no free byte gives some of its own back at open, and can write again."""
+    code = """
+with opened() as disk:
+    stored = fill(disk)
+take_everything(mount / "other")
+with opened() as disk:
+    kept = [number for number in stored if disk.get(make_key(number)) is not None]
+    assert len(kept) > len(stored) // 4
+    replace(disk, kept, 9000, 1000)
+"""
+    run_on_small_disk(code, tmp_path, mib=6)
