@@ -64,9 +64,9 @@ def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * KIB) -> list[bytes | 
     ]
 
 
-def run_child(code: str, *arguments: object) -> str:
+def run_child(code: str, *arguments: object, timeout_s: float = CHILD_TIMEOUT_S) -> str:
     """Run Python code that may import this module in another process. Returns its output; a crash fails the test."""
-    return _run([sys.executable, "-c", code, *map(str, arguments)])
+    return _run([sys.executable, "-c", code, *map(str, arguments)], timeout_s)
 
 
 def run_on_small_disk(code: str, mount_point: Path, *, mib: int) -> None:
@@ -81,9 +81,9 @@ def run_on_small_disk(code: str, mount_point: Path, *, mib: int) -> None:
     )
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], timeout_s: float = CHILD_TIMEOUT_S) -> str:
     done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=timeout_s, check=False
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -9,6 +9,7 @@ import lmdb
 import pytest
 from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put
 
+from tierkv.abc import Entry, WriteRequest
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.keys import Key
 
@@ -25,6 +26,26 @@ def test_scan_yields_the_oldest_first(tmp_path: Path) -> None:
     put(backend, {key(8): b"after a reopen"})
     scanned = [entry.key for entry in backend.scan()]
     assert scanned == [key(number) for number in (3, 1, 0, 5, 9, 2, 6, 4, 8)]
+    backend.close()
+
+
+def test_entries_of_earlier_releases_have_no_rank(tmp_path: Path) -> None:
+    """Their index values end after the frame length. Nothing is lost, and new entries beside them have ranks."""
+    backend = open_at(tmp_path)
+    put(backend, {key(number): bytes(100 + number) for number in range(3)})
+    backend.close()
+    with lmdb.open(str(directory(tmp_path)), max_dbs=2) as env, env.begin(write=True) as txn:
+        index = env.open_db(b"index", txn, create=False)
+        for number in range(3):
+            value = txn.get(key(number), db=index)
+            assert len(value) == 24
+            txn.put(key(number), value[:16], db=index)
+    backend = open_at(tmp_path)
+    frame = memoryview(b"new")
+    assert backend.write([WriteRequest(key(3), frame, 77)]) == [None]
+    assert get(backend, *map(key, range(3))) == [bytes(100 + number) for number in range(3)]
+    expected = [*(Entry(key(number), 100 + number) for number in range(3)), Entry(key(3), 3, 77)]
+    assert list(backend.scan()) == expected
     backend.close()
 
 

@@ -13,7 +13,7 @@ from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, r
 
 from tierkv.errors import BackendError
 from tierkv_lmdb import options
-from tierkv_lmdb.frame_copier import FrameCopier
+from tierkv_lmdb.environments.frame_copier import FrameCopier
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_a_wrong_map_address_is_detected(tmp_path: Path, cold: list[int], off_by
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     frames = {key(n): os.urandom(100_000) for n in range(9)}
     put(backend, frames)
-    backend._env._copier._base += off_by
+    copier = backend._env._copier
+    copier._map = range(copier._map.start + off_by, copier._map.stop + off_by)
     for k, frame in frames.items():
         (got,) = get(backend, k, buffer_bytes=100_000)
         assert got == frame or isinstance(got, BackendError)
@@ -86,7 +87,7 @@ def test_without_proc_all_frames_come_from_the_map(tmp_path: Path, cold: list[in
     """Some containers have no /proc; reads are only slower then."""
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     put(backend, {key(1): b"x" * 100_000})
-    backend._env._copier._base = None
+    backend._env._copier._map = None
     assert get(backend, key(1), buffer_bytes=100_000) == [b"x" * 100_000]
     assert cold == []
     backend.close()
@@ -112,7 +113,7 @@ def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(tmp_path: Path, mo
 CUT_SHORT = """
 import mmap, os, struct, sys
 from pathlib import Path
-from tierkv_lmdb.frame_copier import CutShortError, FrameCopier
+from tierkv_lmdb.environments.frame_copier import CutShortError, FrameCopier
 data, page = Path(sys.argv[1]), 4096
 content = bytearray(os.urandom(64 * page))
 content[8 * page : 8 * page + 16] = struct.pack("<QHHI", 8, 0, 4, 32)
@@ -141,5 +142,5 @@ def test_copier_finds_no_map_of_an_unmapped_file(tmp_path: Path) -> None:
     """A file that is not mapped has no address: no offset may be computed from one."""
     (tmp_path / "data").write_bytes(bytes(8192))
     fetcher = FrameCopier(tmp_path / "data", 4096)
-    assert fetcher._base is None
+    assert fetcher._map is None
     fetcher.close()

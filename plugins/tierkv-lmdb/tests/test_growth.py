@@ -11,8 +11,9 @@ import pytest
 from lmdb_support import KIB, MIB, context, directory, get, key, killed_at_end, open_at, put, run_child
 
 from tierkv.errors import BackendError, OutOfSpaceError
-from tierkv_lmdb import environment, options
-from tierkv_lmdb.gate import EnvironmentGate
+from tierkv_lmdb import options
+from tierkv_lmdb.environments import environment
+from tierkv_lmdb.environments.gate import EnvironmentGate
 
 
 @pytest.fixture

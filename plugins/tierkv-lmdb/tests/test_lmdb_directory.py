@@ -12,7 +12,7 @@ import lmdb
 import pytest
 from lmdb_support import context, directory, get, key, killed_at_end, open_at, put, run_child
 
-from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
+from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv_lmdb import directory as layout
 
 OWNER = """
@@ -133,13 +133,27 @@ def test_unsynced_data_of_this_boot_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x00" * 8192, b"no database" * 1000, b"short"])
-def test_garbage_instead_of_data(tmp_path: Path, content: bytes) -> None:
-    """For any content of the data file, the result is an error that names the directory to remove."""
+def test_garbage_instead_of_data(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """For any content of the data file, the namespace starts empty, says so, and counts it for `tierkv check`."""
     open_at(tmp_path).close()
     (directory(tmp_path) / "data.mdb").write_bytes(content)
-    with pytest.raises(BackendError, match="remove this directory") as refused:
-        open_at(tmp_path)
-    assert str(directory(tmp_path)) in str(refused.value)
+    with caplog.at_level(logging.WARNING, "tierkv_lmdb"):
+        backend = open_at(tmp_path)
+    assert "the namespace starts empty" in caplog.text
+    assert str(directory(tmp_path)) in caplog.text
+    assert layout.read_losses(directory(tmp_path))[0] == 1
+    assert put(backend, {key(1): b"frame"}) == [None]
+    backend.close()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{}", '{"count": "many"}', "\udcff", "[1]"])
+def test_damaged_count_of_losses_blocks_nothing(tmp_path: Path, content: str) -> None:
+    """The count is a hint for `tierkv check`; a damaged one starts again."""
+    open_at(tmp_path).close()
+    (directory(tmp_path) / layout.LOSSES).write_text(content, errors="surrogateescape")
+    (directory(tmp_path) / "data.mdb").write_bytes(b"garbage")
+    open_at(tmp_path).close()
+    assert layout.read_losses(directory(tmp_path))[0] == 1
 
 
 READ_ALL = """

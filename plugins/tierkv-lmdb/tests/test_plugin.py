@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import os
 from pathlib import Path
 
 import pytest
-from lmdb_support import MIB, open_at, run_child
+from lmdb_support import MIB, directory, open_at, run_child
 
 import tierkv_lmdb
 from tierkv.abc import CheckResult
-from tierkv_lmdb import LmdbOptions
+from tierkv_lmdb import LmdbOptions, LmdbReaderOptions
 
 
 @pytest.mark.parametrize(
@@ -45,18 +44,6 @@ def test_entry_point_leads_to_the_plugin() -> None:
     assert [plugin.name for plugin in module.tierkv_backends()] == ["lmdb", "lmdb-read-only"]
 
 
-def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:
-    """A plugin that imports the core breaks with the next version of it."""
-    allowed = {"tierkv.abc", "tierkv.types", "tierkv.errors", "tierkv.hookspecs"}
-    for file in Path(tierkv_lmdb.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for module in modules:
-                if module.split(".")[0] == "tierkv":
-                    assert ".".join(module.split(".")[:2]) in allowed, f"{file.name} imports {module}"
-
-
 CHECK_AS_NOBODY = """
 import os, tierkv_lmdb
 if os.geteuid() == 0:
@@ -84,6 +71,28 @@ def test_check_of_a_good_path(tmp_path: Path) -> None:
     open_at(new).close()
     assert all(check_result.ok for check_result in check(new).values())
     assert "lock" not in check(new)
+
+
+def test_check_says_that_lmdb_can_end_the_process(tmp_path: Path) -> None:
+    """A user must know before the start which backends cannot be contained, and what to use instead."""
+    reader = tierkv_lmdb.READ_ONLY_PLUGIN.check(LmdbReaderOptions(path=str(tmp_path)), None)  # type: ignore[misc]
+    for results in (check(tmp_path), {result.subject: result for result in reader}):
+        assert "can end it" in results["process"].detail
+        assert 'backend = "disk"' in results["process"].detail
+
+
+def test_check_reports_damage(tmp_path: Path) -> None:
+    """A namespace that started empty cost its chunks; the disk may be failing."""
+    for _ in range(2):
+        open_at(tmp_path).close()
+        assert "damage" not in check(tmp_path) or "once" in check(tmp_path)["damage"].detail
+        os.truncate(directory(tmp_path) / "data.mdb", 100)
+        open_at(tmp_path).close()
+    damage = check(tmp_path)["damage"]
+    assert not damage.ok
+    assert "started empty 2 times" in damage.detail
+    assert "the file ends" in damage.detail
+    assert str(directory(tmp_path) / "damage.json") in damage.fix
 
 
 def test_check_names_the_process_that_has_it_open(tmp_path: Path) -> None:

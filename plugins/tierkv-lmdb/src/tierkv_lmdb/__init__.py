@@ -1,9 +1,9 @@
 """LMDB as a tier of tierkv: ``backend = "lmdb"`` writes and reads, ``backend = "lmdb-read-only"`` reads beside it.
 
 Nouns. An *environment* is one LMDB data file with its memory map; each namespace has one, in a directory of its own.
-It has two databases: ``frames`` (key to frame) and ``index`` (key to transaction id and frame length). The *owner lock*
-gives write access to one process; any number of processes may read beside it. The *map* is address space that doubles
-when the data file has filled it.
+It has two databases: ``frames`` (key to frame) and ``index`` (key to transaction id, frame length and rank). The *owner
+lock* gives write access to one process; any number of processes may read beside it. The *map* is address space that
+doubles when the data file has filled it.
 
 Write. Frames of one call are cut into transactions of bounded size; both databases change in one transaction. With
 durability "batch" the call ends with one sync. If the map is full, it grows; if it may not grow, freed pages are
@@ -12,12 +12,18 @@ recycled, waiting briefly for readers that still hold them.
 Read. One transaction per frame: look the key up, then copy the frame from the page cache, or from the data file if it
 is not cached.
 
+Open. LMDB trusts its file, so the file is checked first: meta pages, trees, free pages. A damaged namespace starts
+empty, with a warning, and counts it.
+
+Heal. LMDB refuses every call after a failed write of a meta page. Such an environment is closed when its last call has
+ended, and opened afresh by the next call. After damage the namespace starts empty.
+
 Invariants. No transaction outlives its call. The map is never moved under a transaction. The directory never exceeds
 the tier's capacity. Data that was not synced when the machine went down is dropped at the next open.
 
 Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend``, ``reader`` as in every plugin;
-``directory`` (names, manifests, owner lock), ``environment`` and ``gate`` (transactions and the map), ``frame_reads``
-(reads of writer and readers), ``frame_copier`` (the copy of a frame's bytes).
+``directory`` (names, manifests, owner lock), ``frame_reads`` (reads of writer and readers). Wings: ``environments``
+(transactions, the map, and what replaces an environment that cannot go on), ``verification`` (check of the file).
 """
 
 from __future__ import annotations
@@ -41,6 +47,8 @@ PLUGIN = BackendPlugin(
         durable=True,
         authoritative_index=True,
         scan=True,
+        keeps_ranks=True,
+        reads_end_with_call=True,
         preferred_batch=8,
         preferred_read_batch=1,
         preferred_concurrency=2,
@@ -56,6 +64,7 @@ READ_ONLY_PLUGIN = BackendPlugin(
     capabilities=Capabilities(
         shared=True,
         read_only=True,
+        reads_end_with_call=True,
         bounded=False,
         preferred_batch=8,
         preferred_read_batch=1,

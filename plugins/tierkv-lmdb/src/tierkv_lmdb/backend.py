@@ -1,8 +1,8 @@
 """Backend of an LMDB tier for the one process that writes: frames as LMDB values.
 
-Two databases in one environment: ``frames`` (key -> frame) and ``index`` (key -> transaction id, frame length), always
-changed in one transaction. The index answers lookups and scans without reading a page of a frame. On a cold disk that
-would be one random read per chunk.
+Two databases in one environment: ``frames`` (key -> frame) and ``index`` (key -> transaction id, frame length, rank),
+always changed in one transaction. Entries of earlier releases have no rank. The index answers lookups and scans without
+reading a page of a frame. On a cold disk that would be one random read per chunk.
 
 One write transaction runs at a time; readers run beside it.
 """
@@ -17,15 +17,18 @@ from typing import TypeVar
 import lmdb
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.errors import BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb import frame_reads
-from tierkv_lmdb.environment import Environment
+from tierkv_lmdb.environments.environment import Environment
+from tierkv_lmdb.environments.keeper import EnvironmentKeeper
 from tierkv_lmdb.failures import Failures
 from tierkv_lmdb.options import Sizes, page_round
 
 READER_PAUSES_S = (0.01, 0.05, 0.2)
 """Pauses between tries of a write whose pages are held by a reader of another frame, in seconds."""
 _INDEX = struct.Struct(">QQ")
+_RANKED_INDEX = struct.Struct(">QQQ")
 _RECYCLE_KEY = b"turn"
 """Key of a record beside the databases, written only to have something to commit."""
 _Result = TypeVar("_Result")
@@ -35,7 +38,7 @@ class LmdbBackend:
     """One namespace of an LMDB tier. Verbs may be called on any threads.
 
     Args:
-        environment: open, and used by this object alone.
+        environments: keeper of the open environment.
         failures: factory of the tier's errors.
         sizes: bounds of stored bytes and of transactions.
         sync_calls: whether a write call ends with a sync, so that acknowledged frames are on the disk.
@@ -44,19 +47,24 @@ class LmdbBackend:
 
     def __init__(
         self,
-        environment: Environment,
+        environments: EnvironmentKeeper,
         failures: Failures,
         sizes: Sizes,
         *,
         sync_calls: bool,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._env = environment
+        self._environments = environments
         self._failures = failures
         self._sizes = sizes
         self._sync_calls = sync_calls
         self._sleep = sleep
         self.room_bytes = sizes.room_bytes
+
+    @property
+    def _env(self) -> Environment:
+        """Environment in service."""
+        return self._environments.current()
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key is in the index."""
@@ -64,18 +72,23 @@ class LmdbBackend:
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
         """Copy each frame to its caller's buffer, one transaction per frame."""
-        return [frame_reads.read(self._env, self._failures, request) for request in requests]
+        env = self._env
+        return [frame_reads.read(env, self._failures, request) for request in requests]
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Store frames, several per transaction; with durability "batch", sync once at the end."""
-        results = [result for batch in self._transactions(requests) for result in self._write(batch)]
+        env = self._env
+        failed_syncs = env.failed_syncs
+        results = [result for batch in self._transactions(requests) for result in self._write(env, batch)]
         if not self._sync_calls or not requests:
             return results
         try:
-            self._env.sync()
+            env.sync()
+            if env.failed_syncs != failed_syncs:
+                raise lmdb.Error("a sync failed meanwhile")  # noqa: TRY301  handled like a failure of this sync
         except lmdb.Error as error:
             # Frames that may not last are deleted: readers would see them until the next power cut only.
-            self.delete([request.key for request in requests])
+            self._try_delete(env, [request.key for request in requests])
             return [
                 result or self._failures.from_cause("sync", error, r.key)
                 for r, result in zip(requests, results, strict=True)
@@ -84,13 +97,7 @@ class LmdbBackend:
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Delete keys in one transaction; absent keys are no error."""
-        try:
-            self._with_room(lambda: self._delete(keys))
-        except lmdb.Error as error:
-            if len(keys) == 1:
-                return [self._failures.from_cause("delete", error, keys[0])]
-            return [result for key in keys for result in self.delete([key])]
-        return [None] * len(keys)
+        return self._try_delete(self._env, keys)
 
     def scan(self) -> Iterator[Entry]:
         """Everything in the index, oldest first. The transaction ends before the first entry is yielded."""
@@ -100,11 +107,11 @@ class LmdbBackend:
                 found = sorted((bytes(value), bytes(key)) for key, value in cursor)
         except lmdb.Error as error:
             raise self._failures.from_cause("scan", error) from error
-        return (Entry(Key(key), _INDEX.unpack(value)[1]) for value, key in found)
+        return (Entry(Key(key), *_unpack(value)) for value, key in found)
 
     def close(self) -> None:
         """Refuse further calls. Closes the environment now, or when the last call in flight has ended."""
-        self._env.close()
+        self._environments.close()
 
     def _transactions(self, requests: Sequence[WriteRequest]) -> Iterator[Sequence[WriteRequest]]:
         """Cut a batch, in order, into transactions of up to ``transaction_bytes``, or of one longer frame."""
@@ -117,67 +124,74 @@ class LmdbBackend:
         if start < len(requests):
             yield requests[start:]
 
-    def _write(self, batch: Sequence[WriteRequest]) -> list[WriteResult]:
+    def _write(self, env: Environment, batch: Sequence[WriteRequest]) -> list[WriteResult]:
         try:
-            return self._with_room(lambda: self._store(batch))
+            return self._with_room(env, lambda: self._store(env, batch))
         except lmdb.Error as error:
             if len(batch) == 1:
                 return [self._failures.from_cause("write", error, batch[0].key, len(batch[0].frame))]
-        return [result for request in batch for result in self._write([request])]
+        except BackendUnavailableError as error:
+            return [self._failures.unavailable(str(error), request.key) for request in batch]
+        return [result for request in batch for result in self._write(env, [request])]
 
-    def _store(self, batch: Sequence[WriteRequest]) -> list[WriteResult]:
-        with self._env.writing() as txn:
-            return [self._put(txn, request) for request in batch]
+    def _store(self, env: Environment, batch: Sequence[WriteRequest]) -> list[WriteResult]:
+        with env.writing() as txn:
+            return [self._put(env, txn, request) for request in batch]
 
-    def _put(self, txn: lmdb.Transaction, request: WriteRequest) -> WriteResult:
+    def _put(self, env: Environment, txn: lmdb.Transaction[memoryview], request: WriteRequest) -> WriteResult:
         key, size = request.key, len(request.frame)
-        if not frame_reads.is_storable(self._env, key):
-            return self._failures.backend_error(
-                f"key of {len(key)} bytes: LMDB takes 1 to {self._env.key_bytes_max}", key
-            )
-        if not self._has_room(txn, key, size):
+        if not frame_reads.is_storable(env, key):
+            return self._failures.backend_error(f"key of {len(key)} bytes: LMDB takes 1 to {env.key_bytes_max}", key)
+        if not self._has_room(env, txn, key, size):
             limit = self._sizes.pages_bytes_max
             return self._failures.out_of_space(f"{limit} bytes of frames are the limit, by the tier's capacity", key)
-        txn.put(key, request.frame, db=self._env.frames)
-        txn.put(key, _INDEX.pack(txn.id(), size), db=self._env.index)
+        env.check_pages(txn, key)
+        txn.put(key, request.frame, db=env.frames)
+        txn.put(key, _RANKED_INDEX.pack(txn.id(), size, request.rank), db=env.index)
         return None
 
-    def _has_room(self, txn: lmdb.Transaction, key: Key, size: int) -> bool:
-        stat = txn.stat(self._env.frames)
-        used: int = (stat["overflow_pages"] + stat["leaf_pages"] + stat["branch_pages"]) * self._env.page_bytes
-        needed = used + page_round(size, self._env.page_bytes)
+    def _has_room(self, env: Environment, txn: lmdb.Transaction[memoryview], key: Key, size: int) -> bool:
+        stat = txn.stat(env.frames)
+        used: int = (stat["overflow_pages"] + stat["leaf_pages"] + stat["branch_pages"]) * env.page_bytes
+        needed = used + page_round(size, env.page_bytes)
         if needed <= self._sizes.pages_bytes_max:
             return True
-        old = txn.get(key, db=self._env.index)
-        freed = 0 if old is None else page_round(_INDEX.unpack(old)[1], self._env.page_bytes)
+        old = txn.get(key, db=env.index)
+        freed = 0 if old is None else page_round(_unpack(old)[0], env.page_bytes)
         return needed - freed <= self._sizes.pages_bytes_max
 
-    def _delete(self, keys: Sequence[Key]) -> None:
-        with self._env.writing() as txn:
-            for key in keys:
-                if frame_reads.is_storable(self._env, key):
-                    txn.delete(key, db=self._env.frames)
-                    txn.delete(key, db=self._env.index)
+    def _try_delete(self, env: Environment, keys: Sequence[Key]) -> list[WriteResult]:
+        try:
+            self._with_room(env, lambda: env.delete(keys))
+        except lmdb.Error as error:
+            if len(keys) == 1:
+                return [self._failures.from_cause("delete", error, keys[0])]
+        except BackendUnavailableError as error:
+            return [self._failures.unavailable(str(error), key) for key in keys]
+        else:
+            return [None] * len(keys)
+        return [result for key in keys for result in self._try_delete(env, [key])]
 
-    def _with_room(self, change: Callable[[], _Result]) -> _Result:
+    def _with_room(self, env: Environment, change: Callable[[], _Result]) -> _Result:
         """Run a transaction. If the map is full, grow it or recycle freed pages, and run it again.
 
         Raises:
             lmdb.MapFullError: there is no room; stored frames must be deleted first.
             lmdb.Error: any other failure.
+            BackendUnavailableError: the environment is in trouble.
         """
         while True:
             try:
                 return change()
             except lmdb.MapFullError:
-                if not self._env.grow():
+                if not env.grow():
                     break
         for pause_s in (*READER_PAUSES_S, None):
             try:
-                self._recycle_pages()
+                _recycle_pages(env)
                 return change()
             except lmdb.MapFullError as error:
-                pids = ", ".join(map(str, self._env.busy_readers()))
+                pids = ", ".join(map(str, env.busy_readers()))
                 if not pids:
                     raise
                 if pause_s is None:
@@ -186,12 +200,21 @@ class LmdbBackend:
             self._sleep(pause_s)
         raise AssertionError  # the last try returns or raises
 
-    def _recycle_pages(self) -> None:
-        """Make freed pages reusable: LMDB reuses them from the second transaction after the one that freed them.
 
-        A reader that died within a transaction would otherwise keep its pages for ever.
-        """
-        self._env.clear_stale_readers()
-        for _ in range(2):
-            with self._env.writing() as txn:
-                txn.put(_RECYCLE_KEY, _INDEX.pack(txn.id(), 0))
+def _recycle_pages(env: Environment) -> None:
+    """Make freed pages reusable: LMDB reuses them from the second transaction after the one that freed them.
+
+    A reader that died within a transaction would otherwise keep its pages for ever.
+    """
+    env.clear_stale_readers()
+    for _ in range(2):
+        with env.writing() as txn:
+            txn.put(_RECYCLE_KEY, _INDEX.pack(txn.id(), 0))
+
+
+def _unpack(value: bytes | memoryview) -> tuple[int, int]:
+    """Frame length and rank of an entry of the index."""
+    if len(value) == _INDEX.size:
+        return _INDEX.unpack(value)[1], 0
+    _, size, rank = _RANKED_INDEX.unpack(value)
+    return size, rank

@@ -9,10 +9,18 @@ from pathlib import Path
 import lmdb
 
 from tierkv.abc import CheckResult
-from tierkv_lmdb.directory import LOCK, MANIFEST, foreign_content, lock_holder
+from tierkv.abc.places import check_private_directory
+from tierkv.errors import BackendError
+from tierkv_lmdb.directory import LOCK, LOSSES, MANIFEST, foreign_content, lock_holder, read_losses
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 
 _GIB = 1024**3
+_CONTAINMENT = CheckResult(
+    "process",
+    ok=True,
+    detail="LMDB runs in the engine's process: files that are damaged or truncated while open can end it (SIGBUS, "
+    'SIGSEGV, abort). Where that must not happen, use backend = "disk"',
+)
 
 
 def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
@@ -20,6 +28,7 @@ def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckRes
     root = options.root
     version = ".".join(map(str, lmdb.version()))
     yield CheckResult("lmdb", ok=True, detail=f"library {version}, Python binding {lmdb.__version__}")
+    yield _CONTAINMENT
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     try:
         trouble = _trouble(root, existing)
@@ -32,12 +41,14 @@ def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckRes
         return
     yield CheckResult("path", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
     yield _space(root, existing, capacity_bytes)
+    yield from _losses(root)
     yield from _owners(root)
 
 
 def check_reader(options: LmdbReaderOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Check path, permissions, and which process writes there."""
     del capacity_bytes  # concerns the writer alone
+    yield _CONTAINMENT
     root = options.root
     if not root.exists():
         fix = 'start the process whose tier has backend = "lmdb" and this path, or correct the path'
@@ -70,7 +81,13 @@ def _trouble(root: Path, existing: Path) -> str | None:
         return f"{existing} is not a directory"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"no permission to write in {existing}"
-    return foreign_content(root) if root == existing else None
+    if root != existing:
+        return None
+    try:
+        check_private_directory(root)
+    except BackendError as error:
+        return str(error)
+    return foreign_content(root)
 
 
 def _space(root: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
@@ -85,6 +102,18 @@ def _space(root: Path, existing: Path, capacity_bytes: int | None) -> CheckResul
     )
     fits = capacity_bytes <= free + used
     return CheckResult("space", ok=fits, detail=detail, fix="" if fits else "lower the tier's capacity")
+
+
+def _losses(root: Path) -> Iterator[CheckResult]:
+    for file in sorted(root.glob(f"*/{LOSSES}")):
+        count, reason = read_losses(file.parent)
+        times = "once" if count == 1 else f"{count} times"
+        yield CheckResult(
+            "damage",
+            ok=False,
+            detail=f"{file.parent} started empty {times}; last reason: {reason}",
+            fix=f"check the health of this disk and its file system; then remove {file}",
+        )
 
 
 def _owners(root: Path, fix: str = "") -> Iterator[CheckResult]:

@@ -6,6 +6,7 @@
     <path>/<fingerprint hex>/namespace.json   description of the namespace
     <path>/<fingerprint hex>/owner.lock       flock of the process that has the namespace open; holds its pid
     <path>/<fingerprint hex>/unsynced         exists while data is written without syncing; holds the boot id
+    <path>/<fingerprint hex>/damage.json      exists after damage: how often the namespace started empty, and why
     <path>/<fingerprint hex>/data.mdb, lock.mdb
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tierkv.abc.places import make_private_directory
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 
@@ -29,6 +31,7 @@ MARKER = "tierkv-lmdb.json"
 MANIFEST = "namespace.json"
 LOCK = "owner.lock"
 UNSYNCED = "unsynced"
+LOSSES = "damage.json"
 DATA_FILES = ("data.mdb", "lock.mdb")
 LOCK_TRIES_S = (0.05, 0.1, 0.2)
 """Pauses between tries for the lock, in seconds: `tierkv check` holds it for an instant."""
@@ -68,6 +71,13 @@ class OwnerLock:
             raise
         return cls(fd)
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the locked file is still the one at ``path``. If not, another process may hold the lock there."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), path.stat())
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Unlock the file."""
         os.close(self.fd)
@@ -102,9 +112,10 @@ def claim_root(root: Path) -> None:
 
     Raises:
         NamespaceMismatchError: it holds other files, or a layout that this version does not know.
+        BackendError: other users may change its files.
         OSError: it cannot be created or written.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    make_private_directory(root)
     trouble = foreign_content(root)
     if trouble:
         raise NamespaceMismatchError(trouble)
@@ -184,9 +195,37 @@ def drop_unsynced_data(directory: Path) -> None:
     if not marker.exists() or marker.read_text(errors="replace") == boot_id():
         return
     _log.warning("%s: the machine went down while data was not synced (durability = none); starting empty", directory)
+    drop_data(directory)
+    marker.unlink()
+
+
+def drop_data(directory: Path) -> None:
+    """Remove the data of a namespace, which no process of this tier may have open. Readers find the next file."""
     for name in DATA_FILES:
         (directory / name).unlink(missing_ok=True)
-    marker.unlink()
+
+
+def record_loss(directory: Path, reason: str) -> None:
+    """Remove the damaged data of a namespace, log it, and count it in ``damage.json`` for ``tierkv check``.
+
+    Raises:
+        OSError: the data cannot be removed.
+    """
+    _log.warning("%s: the data is damaged (%s); the namespace starts empty", directory, reason)
+    drop_data(directory)
+    losses = {"count": read_losses(directory)[0] + 1, "last": reason[:200]}
+    try:
+        write_durably(directory / LOSSES, json.dumps(losses))
+    except OSError as error:
+        _log.warning("%s: not counted in %s: %s", directory, LOSSES, error)
+
+
+def read_losses(directory: Path) -> tuple[int, str]:
+    """Number of times that a namespace started empty after damage, and the last reason. Unreadable counts as none."""
+    found = _read_json(directory / LOSSES)
+    if not isinstance(found, dict) or not isinstance(count := found.get("count"), int):
+        return 0, ""
+    return count, str(found.get("last", ""))[:200]
 
 
 def boot_id() -> str:
@@ -201,7 +240,8 @@ def write_durably(path: Path, text: str) -> None:
     """Create or replace a file atomically and durably."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -224,5 +264,5 @@ def sync_directory(path: Path) -> None:
 def _read_json(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"unreadable content ({error})"

@@ -40,6 +40,10 @@ class Failures:
         """Error that this plugin detected itself."""
         return BackendError(f"{self._where}: {message}", tier=self._tier, key=key)
 
+    def unavailable(self, message: str, key: Key) -> BackendUnavailableError:
+        """Error for a call that found the environment in trouble; it is opened afresh."""
+        return BackendUnavailableError(f"{self._where}: {message}", tier=self._tier, key=key)
+
     def out_of_space(self, message: str, key: Key) -> OutOfSpaceError:
         """Error for a write beyond the tier's own limit."""
         return OutOfSpaceError(f"{self._where}: {message}", tier=self._tier, key=key)

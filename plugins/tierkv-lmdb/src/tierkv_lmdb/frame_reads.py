@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import lmdb
 
 from tierkv.abc import ReadRequest, ReadResult
-from tierkv.errors import TierKVError
+from tierkv.errors import BackendUnavailableError, TierKVError
 from tierkv.types.keys import Key
-from tierkv_lmdb.environment import Environment
+from tierkv_lmdb.environments.environment import Environment
 from tierkv_lmdb.failures import Failures
 
 
@@ -43,6 +43,8 @@ def read(environment: Environment, failures: Failures, request: ReadRequest) -> 
             if size:
                 environment.copy(value, request.buffer)
             return size
+    except BackendUnavailableError as error:
+        return failures.unavailable(str(error), request.key)
     except TierKVError:
         raise  # closed: this concerns every key
     except (lmdb.Error, OSError) as error:

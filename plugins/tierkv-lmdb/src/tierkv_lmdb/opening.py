@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
-
-import lmdb
 
 from tierkv.abc import BackendContext
 from tierkv.errors import BackendError, NamespaceMismatchError, TierKVError
@@ -15,17 +12,15 @@ from tierkv_lmdb.directory import (
     LOCK,
     UNSYNCED,
     OwnerLock,
-    boot_id,
     claim_namespace,
     claim_root,
     drop_unsynced_data,
     require_root,
-    sync_directory,
-    write_durably,
 )
-from tierkv_lmdb.environment import DATA_FILE, DATABASES, Environment
+from tierkv_lmdb.environments.keeper import EnvironmentKeeper
+from tierkv_lmdb.environments.opener import EnvironmentOpener
 from tierkv_lmdb.failures import Failures, unusable_path
-from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions, Sizes
+from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 from tierkv_lmdb.reader import LmdbReader
 
 _log = logging.getLogger(__name__)
@@ -42,7 +37,7 @@ def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:
     directory = options.root / context.namespace.fingerprint().hex()
     try:
         claim_root(options.root)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(0o700, exist_ok=True)
         lock = OwnerLock.take(directory / LOCK)
         try:
             return _open_locked(directory, lock, context, options)
@@ -84,49 +79,18 @@ def open_reader(context: BackendContext, options: LmdbReaderOptions) -> LmdbRead
 def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, options: LmdbOptions) -> LmdbBackend:
     claim_namespace(directory, context.namespace)
     drop_unsynced_data(directory)
-    if options.durability == "none":
-        write_durably(directory / UNSYNCED, boot_id())
-    sizes = _sizes(directory, context, options)
-    env = _open_environment(directory, sizes, options)
 
     def release(*, synced: bool) -> None:
-        if synced:
+        if synced and lock.is_at(directory / LOCK):
             (directory / UNSYNCED).unlink(missing_ok=True)
         lock.release()
 
-    try:
-        if options.durability != "none" and (directory / UNSYNCED).exists():
-            env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
-            (directory / UNSYNCED).unlink()
-        env.reader_check()
-        sync_directory(directory)
-        environment = Environment(
-            env, name=context.tier, map_bytes_max=sizes.map_bytes_max, read_only=False, release=release
-        )
-    except lmdb.Error as error:
-        env.close()
-        raise _damaged(directory, error) from error
-    except BaseException:
-        env.close()
-        raise
+    opener = EnvironmentOpener(directory, lock, context, options)
+    keeper = EnvironmentKeeper(context.tier, opener, release)
+    sizes = opener.sizes()
     _keep_freed_memory(sizes.transaction_bytes)
     failures = Failures(context.tier, directory)
-    return LmdbBackend(environment, failures, sizes, sync_calls=options.durability == "batch")
-
-
-def _sizes(directory: Path, context: BackendContext, options: LmdbOptions) -> Sizes:
-    data = directory / DATA_FILE
-    disk = os.statvfs(directory)
-    try:
-        return Sizes.of(
-            options,
-            disk.f_blocks * disk.f_frsize if context.capacity_bytes is None else context.capacity_bytes,
-            frame_bytes_max=context.frame_bytes_max,
-            file_bytes=data.stat().st_size if data.exists() else 0,
-            page_bytes=os.sysconf("SC_PAGESIZE"),
-        )
-    except ValueError as error:
-        raise BackendError(f"{directory}: {error}") from error
+    return LmdbBackend(keeper, failures, sizes, sync_calls=options.durability == "batch")
 
 
 def _keep_freed_memory(transaction_bytes: int) -> None:
@@ -137,38 +101,3 @@ def _keep_freed_memory(transaction_bytes: int) -> None:
     """
     memory = bytearray(transaction_bytes)
     del memory
-
-
-def _open_environment(directory: Path, sizes: Sizes, options: LmdbOptions) -> lmdb.Environment:
-    try:
-        env = lmdb.open(
-            str(directory),
-            map_size=sizes.map_bytes,
-            max_dbs=len(DATABASES),
-            mode=0o600,
-            sync=options.durability != "none",
-            # With "batch" a call syncs once more at its end. Until then a crash may undo, but never damage.
-            metasync=options.durability == "always",
-        )
-    except lmdb.MemoryError as error:
-        raise BackendError(
-            f"{directory}: cannot map {sizes.map_bytes} bytes of address space ({error}). Raise the limit on virtual "
-            f"memory (ulimit -v)"
-        ) from error
-    except lmdb.Error as error:
-        raise _damaged(directory, error) from error
-    _fill_up(env, directory / DATA_FILE)
-    return env
-
-
-def _fill_up(env: lmdb.Environment, data: Path) -> None:
-    """Restore the length of a truncated data file: reading zeros is an error, reading past its end a SIGBUS."""
-    needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    if data.stat().st_size < needed:
-        os.truncate(data, needed)
-
-
-def _damaged(directory: Path, error: lmdb.Error) -> BackendError:
-    return BackendError(
-        f"{directory}: LMDB cannot open its data ({error}). It is a cache: remove this directory to start empty"
-    )

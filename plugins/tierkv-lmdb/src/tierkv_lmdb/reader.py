@@ -20,7 +20,8 @@ from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb import frame_reads
 from tierkv_lmdb.directory import MANIFEST, UNSYNCED, boot_id, require_manifest
-from tierkv_lmdb.environment import DATA_FILE, DATABASES, Environment
+from tierkv_lmdb.environments.environment import DATABASES, Environment
+from tierkv_lmdb.environments.file_watch import DATA_FILE
 from tierkv_lmdb.failures import Failures
 
 MAP_BYTES_MIN = 64 << 20
@@ -93,7 +94,7 @@ class LmdbReader:
                 self._close_environment()
                 return None
             file = (status.st_dev, status.st_ino)
-            if self._open is not None and self._open.file == file:
+            if self._open is not None and self._open.file == file and self._open.environment.is_sound():
                 return self._open.environment
             self._close_environment()
             environment = self._try_open(status.st_size)

@@ -9,20 +9,14 @@ the map it would be a SIGBUS, which ends the process.
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 
 import numpy as np
 
+from tierkv_lmdb.verification.file_format import OVERFLOW, OVERFLOW_HEADER, overflow_pages
+
 FILE_READ_BYTES_MIN = 64 * 1024
 """Shorter frames are copied from the map: a page fault reads as much as a call would."""
-
-_PAGE_HEADER = struct.Struct("<QHHI")
-"""Header that LMDB writes before a value with pages of its own: page number, padding, flags, number of pages."""
-
-
-_OVERFLOW = 0x04
-"""Flag of such pages."""
 
 
 class CutShortError(OSError):
@@ -40,12 +34,12 @@ class FrameCopier:
     def __init__(self, data: Path, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
-        self._base: int | None = None
+        self._map: range | None = None
         self.find_map()
 
     def find_map(self) -> None:
-        """Find the address of the map. Call it after every change of the map, while there is no transaction."""
-        self._base = _map_address(self._fd)
+        """Find the addresses of the map. Call it after every change of the map, while there is no transaction."""
+        self._map = _map_addresses(self._fd)
 
     def copy(self, value: memoryview, buffer: memoryview) -> None:
         """Fill the start of ``buffer`` with ``value``, a part of the map.
@@ -55,12 +49,31 @@ class FrameCopier:
         """
         size = len(value)
         source = np.frombuffer(value, np.uint8)
-        if size >= FILE_READ_BYTES_MIN and self._base is not None:
-            offset = source.__array_interface__["data"][0] - self._base
+        if size >= FILE_READ_BYTES_MIN and self._map is not None:
+            offset = _address(source) - self._map.start
             if not self._is_cached(offset, size) and self._read(offset, buffer[:size]):
                 return
         # numpy releases the GIL; a slice assignment of memoryviews does not.
         np.copyto(np.frombuffer(buffer, np.uint8, size), source)
+
+    def has_sound_pages(self, value: memoryview) -> bool:
+        """Whether the header before a value's pages is as LMDB wrote it. True if the value has no pages of its own.
+
+        Raises:
+            OSError: the disk cannot read it.
+        """
+        address = _address(np.frombuffer(value, np.uint8)) if len(value) else 0
+        if self._map is None or address not in self._map:
+            return True  # in memory, written by this transaction
+        start = address - self._map.start - OVERFLOW_HEADER.size
+        page, rest = divmod(start, self._page_bytes)
+        if rest:
+            return True  # in a leaf
+        header = os.pread(self._fd, OVERFLOW_HEADER.size, start)
+        if len(header) < OVERFLOW_HEADER.size:
+            return False
+        number, _, flags, pages = OVERFLOW_HEADER.unpack(header)
+        return (number, flags, pages) == (page, OVERFLOW, overflow_pages(len(value), self._page_bytes))
 
     def close(self) -> None:
         """Close the data file."""
@@ -78,7 +91,7 @@ class FrameCopier:
 
     def _read(self, offset: int, target: memoryview) -> bool:
         """Read from the file. Returns False if the value turns out to be elsewhere."""
-        header = bytearray(_PAGE_HEADER.size)
+        header = bytearray(OVERFLOW_HEADER.size)
         start, length = offset - len(header), len(header) + len(target)
         if start < 0:
             return False
@@ -86,13 +99,18 @@ class FrameCopier:
         count = os.preadv(self._fd, [header, target], start)
         if count != length:
             raise CutShortError(f"the data file ends {length - count} bytes before the frame does")
-        page, _, flags, pages = _PAGE_HEADER.unpack(header)
-        is_there = page * self._page_bytes == start and flags & _OVERFLOW
+        page, _, flags, pages = OVERFLOW_HEADER.unpack(header)
+        is_there = page * self._page_bytes == start and flags & OVERFLOW
         return bool(is_there and pages * self._page_bytes >= length)
 
 
-def _map_address(fd: int) -> int | None:
-    """Address at which this process has mapped the start of a file; None if the system cannot tell."""
+def _address(array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _map_addresses(fd: int) -> range | None:
+    """Addresses at which this process has mapped a file from its start; None if the system cannot tell."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
@@ -100,7 +118,7 @@ def _map_address(fd: int) -> int | None:
             for line in maps:
                 addresses, _, offset, line_device, inode, *_ = line.split(maxsplit=5)
                 if int(inode) == status.st_ino and line_device == device and int(offset, 16) == 0:
-                    return int(addresses.split("-")[0], 16)
+                    return range(*(int(address, 16) for address in addresses.split("-")))
     except (OSError, ValueError):
         return None
     return None

@@ -11,17 +11,20 @@ import logging
 import mmap
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import lmdb
 
-from tierkv_lmdb.frame_copier import FrameCopier
-from tierkv_lmdb.gate import EnvironmentGate
+from tierkv.errors import BackendUnavailableError, TierKVError
+from tierkv.types.keys import Key
+from tierkv_lmdb.environments.file_watch import DATA_FILE, FileWatch
+from tierkv_lmdb.environments.frame_copier import FrameCopier
+from tierkv_lmdb.environments.gate import EnvironmentGate
+from tierkv_lmdb.environments.trouble import Trouble, trouble_of
 
-DATA_FILE = "data.mdb"
 DATABASES = (b"frames", b"index")
 _Value = TypeVar("_Value", bytes, memoryview)
 _log = logging.getLogger(__name__)
@@ -44,6 +47,10 @@ class Environment:
         read_only: whether this process may not write.
         release: called once, when the environment has been closed.
 
+    Attributes:
+        trouble: reason why this environment cannot go on; None while it can.
+        failed_syncs: commits and syncs that failed. The kernel reports lost bytes to one of several callers only.
+
     Raises:
         lmdb.Error: the databases do not exist and cannot be created.
         OSError: the data file cannot be opened.
@@ -63,8 +70,11 @@ class Environment:
         self._map_bytes_max = map_bytes_max
         self.frames, self.index = (env.open_db(database, create=not read_only) for database in DATABASES)
         self._copier = FrameCopier(self.path / DATA_FILE, self.page_bytes)
+        self._files = FileWatch(self.path)
         self._gate = EnvironmentGate(f"{name} ({self.path})", self._close)
         self.copy = self._copier.copy
+        self.trouble: Trouble | None = None
+        self.failed_syncs = 0
 
     @contextmanager
     def reading(self, *, frames: bool = False) -> Iterator[lmdb.Transaction[memoryview]]:
@@ -79,7 +89,7 @@ class Environment:
             yield txn
 
     @contextmanager
-    def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
+    def writing(self) -> Iterator[lmdb.Transaction[memoryview]]:
         """Open the only write transaction; committed at the end unless an exception is raised.
 
         Raises:
@@ -88,8 +98,16 @@ class Environment:
         """
         # Writers wait here, not in LMDB: with the binding 2.1, a thread that waits inside LMDB prevents another thread
         # from aborting its transaction.
-        with self._writer, self._used(lambda: self._env.begin(write=True)) as txn:
-            yield txn
+        is_complete = False
+        try:
+            with self._writer, self._used(lambda: self._env.begin(write=True, buffers=True)) as txn:
+                yield txn
+                is_complete = True
+        except lmdb.Error:
+            if is_complete:
+                self.failed_syncs += 1
+                self._probe()
+            raise
 
     @contextmanager
     def _used(self, begin: Callable[[], lmdb.Transaction[_Value]]) -> Iterator[lmdb.Transaction[_Value]]:
@@ -97,6 +115,9 @@ class Environment:
         try:
             with txn:
                 yield txn
+        except lmdb.Error as error:
+            self._note(error)
+            raise
         finally:
             self._gate.leave()
 
@@ -105,16 +126,63 @@ class Environment:
         for last_try in (False, True):
             self._gate.enter()
             try:
+                self._require_sound()
                 return begin()
             except lmdb.MapResizedError:
                 self._gate.leave()
                 if last_try:
                     raise
                 self._follow_map()
-            except BaseException:
+            except BaseException as error:
+                self._note(error)
                 self._gate.leave()
                 raise
         raise AssertionError  # the last try returns or raises
+
+    def is_sound(self) -> bool:
+        """Whether the environment can go on, with its files in place and of sufficient length.
+
+        LMDB does not survive an access to its map past the end of a file.
+        """
+        if self.trouble is None:
+            self.trouble = self._files.find_trouble()
+        return self.trouble is None
+
+    def _require_sound(self) -> None:
+        if not self.is_sound():
+            raise BackendUnavailableError(f"{self.path}: {self.trouble}")
+
+    def _note(self, error: BaseException) -> None:
+        self.trouble = self.trouble or trouble_of(error)
+
+    def _probe(self) -> None:
+        """Find out whether a failed commit has ended the environment, before a reader does."""
+        with contextlib.suppress(lmdb.Error, TierKVError), self.reading():
+            pass
+
+    def delete(self, keys: Iterable[Key]) -> None:
+        """Delete frames and their index entries in one transaction; absent keys are no error.
+
+        Raises:
+            BackendError: closed, or in trouble.
+            lmdb.Error: they were not deleted.
+        """
+        with self.writing() as txn:
+            for key in keys:
+                if 0 < len(key) <= self.key_bytes_max:
+                    self.check_pages(txn, key)
+                    txn.delete(key, db=self.frames)
+                    txn.delete(key, db=self.index)
+
+    def check_pages(self, txn: lmdb.Transaction[memoryview], key: bytes) -> None:
+        """Check the header of a stored frame's pages, which LMDB trusts when it frees or overwrites them.
+
+        Raises:
+            lmdb.CorruptedError: it is damaged.
+        """
+        value = txn.get(key, db=self.frames)
+        if value is not None and not self._copier.has_sound_pages(value):
+            raise lmdb.CorruptedError(f"the header of the frame {key.hex()}")
 
     def sync(self) -> None:
         """Force everything that was committed to the disk. Other threads may write meanwhile.
@@ -124,7 +192,12 @@ class Environment:
             lmdb.Error: the sync failed.
         """
         with self._gate.used():
-            self._env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
+            try:
+                self._env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
+            except lmdb.Error as error:
+                self.failed_syncs += 1
+                self._note(error)
+                raise
 
     def grow(self) -> bool:
         """Double the map, up to its bound. Returns whether it is larger than before the call."""
@@ -160,7 +233,12 @@ class Environment:
         """Enlarge the map, because another process has stored pages beyond it."""
         seen = self.map_bytes
         with self._gate.exclusive() as is_exclusive:
-            wanted = max(2 * seen, (self.path / DATA_FILE).stat().st_size)
+            needed = (self._env.info()["last_pgno"] + 1) * self.page_bytes
+            if needed > max(self._map_bytes_max, (self.path / DATA_FILE).stat().st_size):
+                error = lmdb.CorruptedError(f"the meta page states {needed} bytes, more than the file has")
+                self._note(error)
+                raise error
+            wanted = max(2 * seen, needed)
             if is_exclusive and self.map_bytes == seen and _has_address_space(wanted):
                 self._set_map_bytes(wanted)
 
@@ -179,6 +257,7 @@ class Environment:
             synced = False
         self._copier.close()
         self._env.close()
+        self._files.close()
         self._release(synced=synced)
 
 
