@@ -25,7 +25,7 @@ class TestDirectory(BackendConformance):
 
 
 class TestMemory(BackendConformance):
-    """Memory URLs have all capabilities but durability."""
+    """Memory URLs have all capabilities, and are not durable."""
 
     capabilities_of_memory = dataclasses.replace(tierkv_fsspec.PLUGIN.capabilities, durable=False)
     plugin = dataclasses.replace(tierkv_fsspec.PLUGIN, capabilities=capabilities_of_memory)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import fsspec
 import pytest
@@ -17,7 +20,7 @@ from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_n
 
 from tierkv.errors import BackendError, NamespaceMismatchError
 from tierkv_fsspec.manifest import claim_namespace
-from tierkv_fsspec.stores.local_store import STALE_S, LocalStore
+from tierkv_fsspec.stores.local_store import STALE_S, SWEEP_S, LocalStore
 
 FRAME = bytes(range(256)) * 200
 
@@ -41,17 +44,128 @@ def test_plain_path_is_a_url(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_stale_temporaries_are_removed(tmp_path: Path) -> None:
-    """Temporary files of dead writers would fill the disk. Those of a living writer are kept."""
-    open_at(f"file://{tmp_path}").close()
-    temporary = tmp_path / namespace().fingerprint().hex() / "tmp"
-    stale, fresh = temporary / "stale", temporary / "fresh"
-    for file in (stale, fresh):
+KILLED = """
+import os, sys
+from pathlib import Path
+from tierkv_fsspec.stores.local_store import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+with store._written(memoryview(b"half a fra")):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def temporaries(store: Path) -> list[str]:
+    """Names of the temporary files."""
+    return sorted(file.name for file in (store / "tmp").iterdir())
+
+
+def test_temporaries_of_killed_writers_are_removed_within_minutes(tmp_path: Path) -> None:
+    """Kills must not fill the disk, whatever the clocks say; a file that is being written is never removed."""
+    now_s = [0.0]
+    store = LocalStore(tmp_path, monotonic=lambda: now_s[0])
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        (name,) = temporaries(tmp_path)
+        os.utime(tmp_path / "tmp" / name, (4e9, 4e9))  # the clock of another machine is far ahead
+        for _ in range(10):
+            now_s[0] += SWEEP_S
+            store.write("ab/object", memoryview(FRAME))
+            assert temporaries(tmp_path) == [name]
+        writer.kill()
+        writer.wait()
+        now_s[0] += SWEEP_S
+        store.write("ab/object", memoryview(FRAME))
+    assert temporaries(tmp_path) == []
+
+
+def test_temporaries_are_removed_at_open(tmp_path: Path) -> None:
+    """A file that is a minute old and has no living writer goes at once; others, and names not of ours, stay."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    old, fresh, foreign = temporary / ("a" * 32), temporary / ("b" * 32), temporary / "notes.txt"
+    for file in (old, fresh, foreign):
         file.write_bytes(b"half a fra")
-    long_ago = fresh.stat().st_mtime - STALE_S - 60
-    os.utime(stale, (long_ago, long_ago))
-    open_at(f"file://{tmp_path}").close()
-    assert [file.name for file in temporary.iterdir()] == ["fresh"]
+    (temporary / ("c" * 32)).symlink_to(foreign)
+    for file in (old, foreign):
+        os.utime(file, (1e9, 1e9))
+    LocalStore(tmp_path)
+    assert temporaries(tmp_path) == ["b" * 32, "c" * 32, "notes.txt"]
+
+
+def test_without_locks_the_age_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have no locks: a file of a slow writer stays for an hour."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    for letter, age_s in (("a", STALE_S + 60), ("b", STALE_S - 60)):
+        (temporary / (letter * 32)).write_bytes(b"half a fra")
+        os.utime(temporary / (letter * 32), (time.time() - age_s,) * 2)
+    LocalStore(tmp_path)
+    assert temporaries(tmp_path) == ["b" * 32]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS], ids=errno.errorcode.get)
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """FAT, SMB and some of FUSE have none: the tier opens there, stores, and never replaces a whole object."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    for _ in range(2):
+        backend = open_at(f"file://{tmp_path}")
+        assert backend.contains([key(1)]) in ([False], [True])
+        assert put(backend, {key(1): FRAME}) == [None]
+        assert get(backend, key(1)) == [FRAME]
+        backend.close()
+    store = LocalStore(tmp_path)
+    assert store.create("ab/object", b"first")
+    assert not store.create("ab/object", b"second")
+    assert store.read("ab/object") == b"first"
+    assert temporaries(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["loop", "link", "pipe"])
+def test_a_link_or_pipe_in_place_of_an_object_heals(tmp_path: Path, kind: str) -> None:
+    """A place that cannot be read is a miss, and the next store replaces it; what a link points to stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(FRAME)
+    backend = open_at(f"file://{tmp_path / 'tier'}")
+    bad = tmp_path / "tier" / object_name(key(1))
+    bad.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(bad)
+    else:
+        bad.symlink_to(bad if kind == "loop" else victim)
+    assert backend.contains([key(1)]) == [False]
+    assert get(backend, key(1)) == [None]
+    assert put(backend, {key(1): FRAME[::-1]}) == [None]
+    assert get(backend, key(1)) == [FRAME[::-1]]
+    assert bad.is_file()
+    assert not bad.is_symlink()
+    assert victim.read_bytes() == FRAME
+    backend.close()
+
+
+def test_a_directory_in_place_of_an_object_is_a_miss(tmp_path: Path) -> None:
+    """It was a hit for ever that never loaded. The next store reports it and keeps it."""
+    backend = open_at(f"file://{tmp_path}")
+    bad = tmp_path / object_name(key(1))
+    bad.mkdir(parents=True)
+    (bad / "content").touch()
+    assert backend.contains([key(1)]) == [False]
+    assert get(backend, key(1)) == [None]
+    (result,) = put(backend, {key(1): FRAME})
+    assert isinstance(result, BackendError)
+    assert str(bad) in str(result)
+    backend.close()
 
 
 def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ class TestThroughObstore(ServerConformance):
 
 
 class TestThroughFsspec(ServerConformance):
-    """Fewer rounds: the server is the same, and these are slow."""
+    """Fewer rounds, because these requests are slow."""
 
     implementation = "fsspec"
     many_frames = 30

@@ -23,6 +23,7 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
+from tierkv.abc.places import make_private_directory
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.hookspecs import hookimpl
 from tierkv.types.keys import Key
@@ -46,8 +47,9 @@ class ExampleBackend:
         self._lock = threading.Lock()
         pages = (context.capacity_bytes or 0) // 4096 * 2  # twice the capacity: room for tree and half-used pages
         try:
-            Path(options.path).mkdir(parents=True, exist_ok=True)
+            make_private_directory(Path(options.path))
             file = Path(options.path) / f"{context.namespace.fingerprint().hex()}.sqlite"
+            file.touch(0o600)  # SQLite would let every user read it; its journal takes over the mode
             self._db = sqlite3.connect(file, check_same_thread=False, isolation_level=None, timeout=1)
             self._db.executescript(
                 "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=FULL; BEGIN EXCLUSIVE; CREATE TABLE IF NOT EXISTS"
@@ -104,7 +106,9 @@ class ExampleBackend:
             self._db.close()
 
 
-CAPABILITIES = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_concurrency=1)
+CAPABILITIES = Capabilities(
+    durable=True, authoritative_index=True, scan=True, reads_end_with_call=True, preferred_concurrency=1
+)
 PLUGIN = BackendPlugin("example", "frames as rows of an SQLite file", ExampleOptions, CAPABILITIES, ExampleBackend)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tierkv.abc import CheckResult
+from tierkv.abc.places import check_private_directory
 from tierkv.errors import BackendError
 from tierkv_fsspec.credentials import find_credentials
 from tierkv_fsspec.failures import FIXES, Failure, FailureKind
@@ -103,6 +104,13 @@ def _check_directory(root: Path, *, writes: bool) -> Iterator[CheckResult]:
         fix = "" if there else f"make {root} or mount it, or correct the tier's url"
         yield CheckResult("access", ok=there, detail=f"{root} {'is there' if there else 'does not exist'}", fix=fix)
         return
+    if root == existing:
+        try:
+            check_private_directory(root, "url")
+        except BackendError as error:
+            fix = "give a directory that only this user can change"
+            yield CheckResult("access", ok=False, detail=str(error), fix=fix)
+            return
     if not os.access(existing, os.W_OK | os.X_OK):
         yield CheckResult("write", ok=False, detail=f"no permission to write in {existing}", fix=READ_ONLY_FIX)
         return

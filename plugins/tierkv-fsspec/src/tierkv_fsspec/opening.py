@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tierkv.abc import BackendContext
+from tierkv.abc.places import make_private_directory
 from tierkv.errors import BackendError, TierKVError
 from tierkv_fsspec.backend import FsspecBackend
 from tierkv_fsspec.failures import Failure
@@ -21,7 +23,8 @@ def open_backend(context: BackendContext, options: FsspecOptions) -> FsspecBacke
     Raises:
         NamespaceMismatchError: the objects belong to another namespace, program or version.
         BackendUnavailableError, DeadlineExceededError: the store does not answer.
-        BackendError: the store refuses, or no package for the URL is installed; names the remedy.
+        BackendError: the store refuses, other users may change the directory of a ``file`` URL, or no package for the
+            URL is installed; names the remedy.
     """
     if options.location.protocol in READ_ONLY_PROTOCOLS:
         raise BackendError(
@@ -43,6 +46,8 @@ def open_reader(context: BackendContext, options: FsspecOptions) -> FsspecReader
 def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -> FsspecBackend:
     location = options.location.child(context.namespace.fingerprint().hex())
     try:
+        if location.protocol == "file" and not read_only:
+            make_private_directory(Path(options.location.prefix), "url")
         store = choose_store(options).open(location)
         if read_only:
             compare_manifest(store, context.namespace, location.url)

@@ -3,46 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tierkv.abc.places import make_private_directory
 from tierkv_fsspec.stores.store import HEAD_BYTES, TEMPORARY, TooLongError
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Answers of file systems without hard links, such as FAT, SMB and some of FUSE."""
+_TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")
 T = TypeVar("T")
+SWEEP_S = 60.0
+"""Seconds between two sweeps, and for which a temporary file must be known before it is removed without a lock."""
 STALE_S = 3600.0
-"""Age in seconds at which a temporary file belongs to a dead writer and is removed."""
+"""Age in seconds at which a temporary file is removed where files cannot be locked."""
 
 
 class LocalStore:
-    """Objects as files below ``root``. Opening removes temporary files of dead writers."""
+    """Objects as files below ``root``. Opening, and writes from time to time, remove temporary files of dead writers.
+
+    A writer holds a lock on its temporary file until it is renamed; the system ends the lock with the process. A link,
+    a directory or a pipe in place of an object counts as absent.
+
+    Args:
+        root: directory of the objects.
+        clock: time in seconds as in the modification times of files.
+        monotonic: time in seconds for the pauses between sweeps.
+    """
 
     is_remote = False
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        root: Path,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._root = root
         self._temporary = root / TEMPORARY
-        self._sweep(clock())
+        self._clock = clock
+        self._monotonic = monotonic
+        self._first_seen_s: dict[str, float] = {}
+        self._sweep_at_s = monotonic()
+        self._sweep_if_due()
 
     def exists(self, name: str) -> bool:
         """Whether the file exists."""
         try:
-            (self._root / name).stat()
+            return stat.S_ISREG((self._root / name).lstat().st_mode)
         except FileNotFoundError:
             return False
-        return True
 
     def read(self, name: str) -> bytes:
         """Read the file."""
-        return (self._root / name).read_bytes()
+        with os.fdopen(_open(self._root / name), "rb") as file:
+            return file.read()
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Read a file straight into the buffer; reads run without the GIL."""
-        fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open(self._root / name)
         try:
             size = os.fstat(fd).st_size
             if size > len(buffer):
@@ -60,7 +89,7 @@ class LocalStore:
     def holds_same(self, name: str, data: memoryview) -> bool:
         """Compare the length by stat and the head by one read."""
         try:
-            fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _open(self._root / name)
         except FileNotFoundError:
             return False
         try:
@@ -70,22 +99,25 @@ class LocalStore:
 
     def write(self, name: str, data: memoryview) -> None:
         """Write a temporary file, flush it, rename it."""
-        temporary = self._write_temporary(data)
-        try:
+        with self._written(data) as temporary:
             _with_parent(self._root / name, temporary.replace)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
     def create(self, name: str, data: bytes | memoryview) -> bool:
-        """Write a temporary file, flush it, link it: the link fails if the name exists."""
-        temporary = self._write_temporary(memoryview(data))
-        try:
-            _with_parent(self._root / name, lambda target: os.link(temporary, target))
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Write a temporary file, flush it, link it: the link fails if the name exists.
+
+        Without hard links it is renamed if the name is absent. Of two writers at once the later one then wins.
+        """
+        with self._written(memoryview(data)) as temporary:
+            try:
+                _with_parent(self._root / name, lambda target: os.link(temporary, target))
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                if os.path.lexists(self._root / name):
+                    return False
+                _with_parent(self._root / name, temporary.replace)
         return True
 
     def delete(self, name: str) -> None:
@@ -99,28 +131,75 @@ class LocalStore:
     def close(self) -> None:
         """Release nothing."""
 
-    def _write_temporary(self, data: memoryview) -> Path:
+    @contextlib.contextmanager
+    def _written(self, data: memoryview) -> Iterator[Path]:
+        """Write and flush a temporary file. It is locked, and removed at the end if it still has its name."""
+        self._sweep_if_due()
         temporary = self._temporary / uuid.uuid4().hex
-        fd = _with_parent(temporary, lambda path: os.open(path, _NEW, 0o644))
+        fd = _with_parent(temporary, lambda path: os.open(path, _NEW, 0o600))
         try:
+            with contextlib.suppress(OSError):  # a file system without locks: the age decides
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             done = 0
             while done < len(data):
                 done += os.pwrite(fd, data[done:], done)
             os.fsync(fd)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            yield temporary
         finally:
+            temporary.unlink(missing_ok=True)
             os.close(fd)
-        return temporary
 
-    def _sweep(self, now_s: float) -> None:
-        if not self._temporary.is_dir():
+    def _sweep_if_due(self) -> None:
+        now_s = self._monotonic()
+        if now_s < self._sweep_at_s:
             return
-        for path in self._temporary.iterdir():
+        self._sweep_at_s = now_s + SWEEP_S
+        try:
+            found = {path.name: path for path in self._temporary.iterdir() if _TEMPORARY_NAME.fullmatch(path.name)}
+        except OSError:  # not there yet
+            return
+        self._first_seen_s = {name: self._first_seen_s.get(name, now_s) for name in found}
+        for name, path in found.items():
             with contextlib.suppress(OSError):  # another process removes it, or this one may not
-                if now_s - path.stat().st_mtime > STALE_S:
+                age_s = self._clock() - path.lstat().st_mtime
+                known = max(age_s, now_s - self._first_seen_s[name]) >= SWEEP_S
+                if known and _is_abandoned(path, by_age=age_s > STALE_S):
                     path.unlink()
+
+
+def _open(path: Path) -> int:
+    """Open a regular file for reading.
+
+    Raises:
+        FileNotFoundError: nothing, or something else, has the name.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise FileNotFoundError(errno.ENOENT, "it is not a regular file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "it is not a regular file", str(path))
+    return fd
+
+
+def _is_abandoned(path: Path, *, by_age: bool) -> bool:
+    """Whether no living process writes a temporary file. by_age: the answer where files cannot be locked."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return by_age
+    finally:
+        os.close(fd)
+    return True
 
 
 def _with_parent(path: Path, action: Callable[[Path], T]) -> T:
@@ -128,5 +207,5 @@ def _with_parent(path: Path, action: Callable[[Path], T]) -> T:
     try:
         return action(path)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_directory(path.parent, "url")
         return action(path)
