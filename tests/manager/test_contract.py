@@ -8,6 +8,7 @@ from core_parts import Core, disk, make_core
 from tierkv.errors import EngineProtocolError, IllegalTransitionError
 from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.manager.host.chunk_state import CHUNK_STATES, TRANSITIONS, ChunkEvent, ChunkState
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
@@ -130,6 +131,45 @@ def test_s21_completed_twice_or_never_begun() -> None:
     core.manager.validate()
 
 
+def test_a_repeated_key_is_stored_once() -> None:
+    """A key repeated in one offer gets one slot, which needs one completion: a second slot would have no owner."""
+    core = make_core(slots=4)
+    grant = room_for(core, 1, 2, 1, 1)
+    assert grant.keys == (key(1), key(2))
+    core.manager.validate()
+    core.manager.complete_store(grant.slots)
+    assert core.host.room == core.host.num_slots
+    assert core.ready() == {key(1), key(2)}
+
+
+def test_a_repeated_key_needs_no_second_slot() -> None:
+    """Two keys, one of them repeated, fit into two slots: a refusal would be repeated in every step."""
+    core = make_core(slots=2)
+    assert room_for(core, 1, 2, 1).evicted == ()
+    core.manager.validate()
+
+
+def test_a_repeated_key_that_is_present() -> None:
+    """A chunk that is present and repeated is held once while others of its store make room, and not evicted."""
+    core = make_core(slots=2)
+    put(core, 1, 2)
+    grant = room_for(core, 1, 1, 3)
+    assert (grant.keys, grant.evicted) == ((key(3),), (key(2),))
+    core.manager.validate()
+    core.manager.complete_store(grant.slots)
+    assert core.host.room == core.host.num_slots
+
+
+def test_equal_hashes_of_two_groups_are_two_chunks() -> None:
+    """The group is part of a key, so chunks of two groups that end at one token have a slot each."""
+    core = make_core(slots=4, block_tokens=(4, 4))
+    grant = core.manager.prepare_store([(key(1, 0), 0), (key(1, 1), 1)], WHO)
+    assert grant is not None
+    assert grant.keys == (key(1, 0), key(1, 1))
+    assert len({ref.slot for ref in grant.slots}) == 2
+    core.manager.validate()
+
+
 def test_s22_a_failed_store_leaves_nothing() -> None:
     """S22: no key, no slot taken, and no public notice: it was never announced."""
     core = make_core(slots=1)
@@ -216,6 +256,20 @@ def test_reset_leaves_busy_slots_alone() -> None:
     core.manager.validate()
     assert core.host.room == 2
     assert not core.ready()
+
+
+def test_a_step_sweeps_within_its_own_budget() -> None:
+    """Promise 5: what a step sweeps and what it does for requests share one budget, or a step takes twice as long."""
+    core = make_core(slots=20_000)
+    for first in range(0, 20_000, 5_000):
+        put(core, *range(first, first + 5_000))
+    core.begin()
+    budget, full = core.manager.budget, core.manager.budget.common
+    core.manager.reset_cache()
+    core.begin()
+    taken = full - budget.common
+    assert taken > 0
+    assert core.host.free <= SLOTS_PER_KEY * (taken + budget.share_keys)
 
 
 @pytest.mark.parametrize("state", ChunkState)

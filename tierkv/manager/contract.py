@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,6 +27,13 @@ class RequestContext:
     """Parameters that the engine's user attached to the request."""
     hints: RequestHints = NO_HINTS
     """Hints read from these parameters."""
+    asked_s: float = math.inf
+    """Time since when its lookup is open, on the stack's clock. Answers of shared tiers since then count for it, also
+    if they have expired. Otherwise an engine that asks rarely would never see one that is not."""
+
+    def asked_at(self, asked_s: float) -> RequestContext:
+        """Return the same context for a lookup that is open since ``asked_s``."""
+        return RequestContext(self.request_id, self.kv_transfer_params, self.hints, asked_s)
 
 
 @dataclass(frozen=True, slots=True)

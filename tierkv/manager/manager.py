@@ -6,7 +6,7 @@ per step. All calls are made on the engine's scheduler thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
@@ -17,10 +17,11 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.tier_io import TierIO
+from tierkv.manager.passages.passages import Passages
 from tierkv.manager.read_costs import ReadCosts
-from tierkv.manager.reservations.reservations import Reservations
-from tierkv.manager.reservations.stream_slots import StreamSlots
+from tierkv.manager.step_budget import STEP_KEYS_MAX
 from tierkv.manager.step_state import StepState
+from tierkv.manager.touches import Touches
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.request_feed import RequestFeed
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -30,8 +31,9 @@ from tierkv.types.observation import RequestObservation
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
-SWEPT_PER_STEP_MAX = 1024
-"""Stale chunks, left by a reset, whose slots are freed per step: one or two milliseconds' work."""
+PREFIX_BLOCK_KEYS = 32
+"""Keys of the first block of a prefix whose presence is looked up. Each further block is twice as long, so a long
+prompt that no tier knows costs little."""
 
 
 class OffloadManager:
@@ -43,15 +45,17 @@ class OffloadManager:
         group_bytes: bytes of one chunk of each group.
         reserved_chunks_max: slots that waiting requests may hold together.
         counters: event counts, for metrics.
+        step_keys_max: key operations per step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the composition root hands everything in
         self,
         host: HostTier,
         tiers: Iterable[LowerTier],
         group_bytes: Sequence[int],
         reserved_chunks_max: int,
         counters: CoreCounters,
+        step_keys_max: int = STEP_KEYS_MAX,
     ) -> None:
         self.counters = counters
         self.found_below = 0
@@ -60,32 +64,36 @@ class OffloadManager:
         self.tiers = TierList(tiers)
         """Lower tiers in service, in the order in which they are searched; also by number."""
         self._events = EventLog(counters)
-        self._step = StepState()
-        self._tier_io = TierIO(self._step, host, self.tiers, group_bytes, self._events, counters)
+        self.step = StepState(step_keys_max)
+        """Time of the step, and of the latest answers of tiers."""
+        self.budget = self.step.budget
+        """Key operations of the current step; each part of scheduler and manager has a share."""
+        self._freeing = self.budget.share()
+        self._touches = Touches(host, self.tiers, self.present_prefix, self.budget.share())
+        self._tier_io = TierIO(self.step, host, self.tiers, group_bytes, self._events, counters)
         self._retention = self._tier_io.retention
         self._admissions = self._tier_io.admissions
         self._in_flight = self._tier_io.in_flight
         self._request_feed = RequestFeed(self.policies, counters)
-        self.reservations = Reservations(host, self._tier_io, reserved_chunks_max)
-        """Chunks held for requests that wait for an answer, or for blocks."""
-        self.streams = StreamSlots(host, self._tier_io, self.reservations)
-        """Chunks held for loads that stream."""
+        self.passages = Passages(host, self._tier_io, self.step, reserved_chunks_max)
+        """Chunks of hits on their way to the GPU."""
         self.read_costs = ReadCosts(host, self.tiers, self._tier_io)
         """Costs of reads from lower tiers."""
 
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> None:
-        """Begin an engine step: set the time as :meth:`set_time`, and do a bounded part of the background work."""
-        self.set_time(now)
-        self._host.sweep(SWEPT_PER_STEP_MAX)
-        self.reservations.begin_step()
-        self.streams.begin_step()
+        """Begin an engine step: set the time, and do a bounded part of the background work."""
+        self.step.now = now
+        self.budget.begin_step()
+        self.passages.begin_step()
+        self._touches.begin_step()
+        self._host.dropping.free_some(self._freeing)
         self._tier_io.sweep()
 
     def set_time(self, now: float) -> None:
         """Set the time, in seconds on the stack's clock, that holds until the next call."""
-        self._step.now = now
+        self.step.now = now
 
     def on_completion(self, completion: Completion | TierHealth) -> None:
         """Apply a report of dispatch."""
@@ -104,15 +112,9 @@ class OffloadManager:
     def version(self) -> int:
         """Grows whenever an answer that was "not known yet" may have become known.
 
-        It grows when a tier answers, when its health changes, and when a chunk is lost. It does not grow when chunks
-        are stored, loaded or written: that happens in every busy step, and answers no open probe.
+        So when a tier answers, when its health changes, and when a chunk is lost; not with every transfer.
         """
-        return self._step.version
-
-    @property
-    def reserved_chunks_max(self) -> int:
-        """Number of chunks that one request can reserve at once. Halved while loads stream."""
-        return self.reservations.chunks_max
+        return self.step.version
 
     @property
     def store_chunks_max(self) -> int:
@@ -130,22 +132,56 @@ class OffloadManager:
                     return i - start
         return count
 
+    def present_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext) -> int:
+        """Number of leading ``keys[start:stop]`` that :meth:`lookup` answers with HIT or PENDING. Queues no probe.
+
+        A batch call: a chunk costs a fraction of a microsecond, whatever the number of tiers with an index.
+        """
+        first, size = start, PREFIX_BLOCK_KEYS
+        while first < stop:
+            block = keys[first : min(first + size, stop)]
+            known = self._present_in(block, ctx)
+            first += known
+            if known < len(block):
+                break
+            size *= 2
+        return first - start
+
+    def _present_in(self, keys: Sequence[Key], ctx: RequestContext) -> int:
+        """Number of leading ``keys`` that are present."""
+        allowed = ctx.hints.load_tiers
+        wanted = self._retention.unexpired_prefix(keys, self.step.now)
+        table = self._host.slots
+        slots = table.find_all(wanted)
+        below = [
+            i for i, slot in enumerate(slots) if slot is None or not (allowed is None or self._may_hit(slot, allowed))
+        ]
+        sources = self._tier_io.sources_of([wanted[i] for i in below], allowed, since=ctx.asked_s)
+        count = below[sources.index(None)] if None in sources else len(wanted)
+        self.found_below += sum([slot is None or slot in table.filling for slot in slots[:count]])
+        return count
+
+    def _may_hit(self, slot: int, allowed: Collection[str]) -> bool:
+        """Whether the chunk in a slot may be a hit, for a request that names the tiers which hits come from."""
+        table = self._host.slots
+        return HOST in allowed and (slot not in table.filling or table.origin(slot) in allowed)
+
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the request's hints allow. Moves nothing.
 
         Returns:
             HIT or MISS; PENDING while I/O fills its slot; RETRY if a shared tier has to be probed, which is queued.
         """
-        if self._retention.has_ever_expiring and self._retention.is_expired(key, self._step.now):
+        if self._retention.has_ever_expiring and self._retention.is_expired(key, self.step.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.slots.is_readable(key)
         if ready is None:
-            answer = self._tier_io.presence(key, allowed)
+            answer = self._tier_io.presence(key, allowed, ctx.asked_s)
             self.found_below += answer is LookupResult.HIT
             return answer
         if allowed is not None and not (HOST in allowed and (ready or self._host.slots.origin_of(key) in allowed)):
-            answer = self._tier_io.presence(key, allowed)
+            answer = self._tier_io.presence(key, allowed, ctx.asked_s)
             if answer is not LookupResult.HIT:
                 return answer
         self.found_below += not ready
@@ -164,16 +200,21 @@ class OffloadManager:
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
-    def prepare_load(self, keys: Sequence[Key], ctx: RequestContext) -> LoadGrant:
-        """Hold the slots of readable chunks for a load, and end the request's reservation.
+    def prepare_load(self, keys: Sequence[Key], ctx: RequestContext, *, continues: bool = False) -> LoadGrant:
+        """Hold the slots of readable chunks for a load job.
 
-        A reserved chunk that was dropped meanwhile is granted all the same: its slot is still held, and the worker's
-        check decides whether its bytes are good.
+        A chunk of the request's passage that was dropped meanwhile is granted too: its slot is still held, and the
+        worker's check decides whether its bytes are good.
+
+        Args:
+            keys: chunks to load.
+            ctx: of the request.
+            continues: whether further segments follow. Otherwise the request's passage ends.
 
         Raises:
-            EngineProtocolError: a chunk is neither reserved nor readable (S16); nothing was changed.
+            EngineProtocolError: a chunk is neither held nor readable (S16); nothing was changed.
         """
-        handed = self.reservations.hand_over(ctx.request_id, tuple(keys))
+        handed = self.passages.hand_over(ctx.request_id, tuple(keys), continues=continues)
         if isinstance(handed, bytes):
             chunk = self._host.slots.get(handed)
             state = "absent" if chunk is None else chunk.state.value
@@ -197,36 +238,41 @@ class OffloadManager:
             self.counters.chunks_corrupt[HOST] += len(dropped)
             self._events.extend(CacheEventKind.REMOVED, HOST, [host.slots.key(slot) for slot in dropped])
             host.drop(dropped)
-            self._step.version += 1
-        host.unpin(leased)
+            self.step.version += 1
+        self.passages.copied(leased)
+
+    def read_ahead(self, keys: Sequence[Key], count: int, ctx: RequestContext) -> dict[Key, str]:
+        """Start to read up to ``count`` of ``keys`` that are in lower tiers only; see :meth:`TierIO.read_ahead`."""
+        return self._tier_io.read_ahead(keys, count, ctx.hints, ctx.asked_s)
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
-        """Admit those of ``keys`` (key, group) that are missing in the host tier, and that its policy admits.
+        """Admit those of ``keys`` (key, end token), without repeated ones, that the host tier lacks and admits.
 
-        Returns:
-            The grant; or None if there is no room for all of them: then nothing has changed (S18).
+        Returns None if there is no room for all of them: then nothing has changed (S18).
         """
         host = self._host
-        offered = [key for key, _ in keys]
+        offered = dict(keys)
         missing = host.slots.missing(offered)
         present: list[int] = []
         if len(missing) < len(offered):  # chunks of this store must not be evicted to make room for others of it
             present = [slot for slot in map(host.slots.find, offered) if slot is not None]
-            host.pin(present)
-        wanted = self._admissions.admitted_by_policy(missing)
-        evicted = self._admissions.make_room(len(wanted), self._step.now)
-        host.unpin(reversed(present))
-        if evicted is None:
+            host.cancel_demotions(present)
+            host.pin_to_write(present)  # no use: continue_prefix() has moved them
+        chosen = self._admissions.choose(missing, offered, ctx.request_id, self.step.now)
+        host.unpin_written(present)
+        if chosen is None:
             self.counters.stores_refused += 1
+            self.passages.note_shortage()
             return None
-        slots = self._admissions.admit(wanted, ctx.hints)
+        wanted, ranks, evicted = chosen
+        slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
         if present:
             self._tier_io.used(present, ctx.hints)
         if ctx.hints.has_retention or self._retention.any:
             below = self._tier_io.source_of
-            self._retention.stored(wanted, ctx.hints, self._step.now, lambda key: below(key) is not None)
+            self._retention.stored(wanted, ctx.hints, self.step.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -241,17 +287,18 @@ class OffloadManager:
             ended = [slot for slot in ended if host.slots.key(slot) not in failed]
             host.failed(bad)
             self.counters.stores_failed += len(bad)
-            self._step.version += 1
+            self.step.version += 1
         filled = host.filled(ended, ChunkEvent.STORED)
         self.counters.chunks_stored += len(filled.keys)
-        self._tier_io.cascades.became_ready(filled, self._step.now, promoted=False)
+        self._tier_io.cascades.became_ready(filled, self.step.now)
+
+    def continue_prefix(self, keys: Sequence[Key], chunk_tokens: int, ctx: RequestContext) -> None:
+        """Note that a request will store chunks behind those of ``keys``, its prompt, that are in a tier."""
+        self._touches.continue_prefix(keys, chunk_tokens, ctx)
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """Count a use of chunks in every tier that has them, without moving any. Applied tail first (S54)."""
-        tail_first = keys[::-1]
-        self._host.touch(tail_first)
-        for tier in self.tiers:
-            tier.residency.touch(tail_first)
+        """Count a use of chunks in every tier that has them, without moving any; see :class:`Touches`."""
+        self._touches.add(keys)
 
     # -- attached and detached tiers ---------------------------------------------------------------------------------
 
@@ -297,9 +344,12 @@ class OffloadManager:
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
-    def take_events(self) -> list[CacheEvent]:
-        """Take the cache events since the last call: chunks stored and removed, per tier."""
-        return self._events.take()
+    def take_events(self, keys_max: int | None = None) -> list[CacheEvent]:
+        """Take the oldest cache events that were not taken: chunks stored and removed, per tier.
+
+        keys_max: number of keys whose events are taken, about; None: all.
+        """
+        return self._events.take(keys_max)
 
     def check_reset(self, scope: ResetScope) -> None:
         """Check that a reset of that scope is possible.
@@ -323,9 +373,8 @@ class OffloadManager:
         for tier in self.tiers if scope == "all" else ():
             tier.reset()
             self._events.cleared(tier.name)
-            self._step.version += 1
-        self.reservations.release_all()
-        self.streams.release_all()
+            self.step.version += 1
+        self.passages.release_all()
         self._admissions.reset()
         self._retention.forget_one_shots()
         self._events.cleared(HOST)
@@ -346,6 +395,5 @@ class OffloadManager:
             InvariantError: one is broken; names it.
         """
         self._host.validate()
-        self.reservations.validate()
-        self.streams.validate()
+        self.passages.validate()
         self._tier_io.validate()

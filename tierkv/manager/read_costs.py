@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tierkv.manager.contract import HOST, RequestContext
@@ -32,11 +33,20 @@ class ReadCosts:
         """Number of the lower tier that a chunk would be, or is being, read from; None if no read is needed."""
         readable = self._host.slots.is_readable(key)
         if readable is None:
-            source = self._tier_io.source_of(key, ctx.hints.load_tiers)
+            source = self._tier_io.source_of(key, ctx.hints.load_tiers, since=ctx.asked_s)
             return None if source is None else source.index
         origin = HOST if readable else self._host.slots.origin_of(key)
         tier = self._tiers.get(origin)
         return None if tier is None else tier.index
+
+    def sources_of(self, keys: Sequence[Key], ctx: RequestContext) -> list[int | None]:
+        """Numbers as of :meth:`source_of`, for many chunks at once."""
+        tiers = self._tier_io.sources_of(keys, ctx.hints.load_tiers, since=ctx.asked_s)
+        slots = self._host.slots.find_all(keys)
+        return [
+            (None if tier is None else tier.index) if slot is None else self.source_of(key, ctx)
+            for key, slot, tier in zip(keys, slots, tiers, strict=True)
+        ]
 
     def context_without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
         """Context of the same request that may not load from ``tiers``."""

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from tierkv.manager.step_budget import STEP_KEYS_MAX, StepBudget
+
 
 class StepState:
-    """Time of the step and version of all answers. One per manager, held by every part that needs it."""
+    """Time, budget and version of all answers. One per manager, held by every part that needs it.
 
-    __slots__ = ("now", "version")
+    Args:
+        keys_max: key operations per step.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("answered_s", "budget", "delivered_s", "now", "probed_s", "version")
+
+    def __init__(self, keys_max: int = STEP_KEYS_MAX) -> None:
+        self.budget = StepBudget(keys_max)
+        """Key operations of the current step."""
         self.now = 0.0
         """Time in seconds on the stack's clock. Constant from one ``begin_step`` to the next."""
+        self.answered_s = float("-inf")
+        """Time of the latest sign that a tier answers: a probe answered, a chunk read or written, a tier regained."""
+        self.delivered_s: dict[str, float] = {}
+        """Time of the latest chunk that was read, by the name of its tier."""
+        self.probed_s = float("-inf")
+        """Time of the latest answer of a shared tier about its chunks."""
         self.version = 0
         """Grows whenever an answer that was "not known yet" may have become known."""

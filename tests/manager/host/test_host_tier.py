@@ -11,7 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tierkv.errors import InvariantError
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.host.slot_table import GENERATIONS, OLD_KEYS
+from tierkv.manager.step_budget import StepBudget
 from tierkv.policies.lru import LruPolicy
 from tierkv.structures.key_table import SHARD_BYTE
 from tierkv.types.keys import Key, make_key
@@ -159,7 +162,7 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(chunks=st.integers(1, 3))
     def sweep(self, chunks: int) -> None:
-        self.host.sweep(chunks)
+        self.host.dropping.sweep(chunks)
         self.order = [ref for ref in self.order if self.host.slots.leased((ref,))]
 
     @invariant()
@@ -188,7 +191,7 @@ class HostMachine(RuleBasedStateMachine):
         while self.holds:
             self.release(0, 4)
         assert self.host.room == SLOTS
-        self.host.sweep(SLOTS)
+        self.host.dropping.sweep(SLOTS)
         self.host.validate()
 
 
@@ -268,8 +271,14 @@ def _name_without_a_slot(host: HostTier, _: Chunk) -> None:
         host.slots.shards[number][named("nobody")] = number
 
 
+def _stale_behind_the_sweep(host: HostTier, _: Chunk) -> None:
+    chunk_of(host, "other")
+    host.reset()
+    host.slots.unswept = 1
+
+
 def _miscounted(host: HostTier, _: Chunk) -> None:
-    host._evictable += 1
+    host.listed.evictable += 1
 
 
 BREAKAGES = [
@@ -281,6 +290,7 @@ BREAKAGES = [
     _not_readable,
     _doomed_and_visible,
     _name_without_a_slot,
+    _stale_behind_the_sweep,
     _miscounted,
 ]
 
@@ -325,15 +335,72 @@ def test_a_reset_is_paid_in_steps() -> None:
     host.reset()
     assert not host.slots.visible()
     assert (host.free, host.room) == (0, 8)
-    host.sweep(3)
+    host.dropping.sweep(3)
     assert (host.free, host.room) == (3, 8)
     assert host.evict_for(5).keys == []
     assert host.free == 5
     chunk_of(host, "0")
-    host.sweep(100)
+    host.dropping.sweep(100)
     assert (host.free, host.room) == (7, 8)
     assert [chunk.key for chunk in host.slots.visible()] == [named("0")]
     host.validate()
+
+
+def test_a_reset_touches_no_chunk() -> None:
+    """Promise 5: the reset of a large tier takes no longer than that of a small one; later steps drop the chunks."""
+    host = HostTier(8, LruPolicy(8))
+    for i in range(8):
+        chunk_of(host, str(i))
+    columns = bytes(host.slots.states), host.slots.generations.tolist(), host.slots.pins.tolist(), len(host.policy)
+    host.reset()
+    assert columns == (
+        bytes(host.slots.states), host.slots.generations.tolist(), host.slots.pins.tolist(), len(host.policy)
+    )  # fmt: skip
+    assert all(host.slots.state(slot) is ChunkState.DOOMED for slot in range(8))
+
+
+@pytest.mark.parametrize("generation", [0, 5, GENERATIONS - 4, GENERATIONS - 2])
+def test_generations_begin_again(generation: int) -> None:
+    """After four thousand million batches the numbers begin again at 0: a chunk is stale by its age, not its number."""
+    host = HostTier(8, LruPolicy(8))
+    host.slots.newest_generation = generation
+    for i in range(3):
+        chunk_of(host, f"old {i}")
+    host.reset()
+    for i in range(3):
+        chunk_of(host, f"new {i}")
+    assert [host.slots.is_stale(slot) for slot in range(6)] == [True] * 3 + [False] * 3
+    host.dropping.sweep(8)
+    assert host.free == 5
+    host.validate()
+
+
+def test_stale_chunks_are_dropped_within_the_budget() -> None:
+    """Promise 5: a reset leaves as many chunks as there are slots. No step drops more than its budget allows."""
+    host, budget = HostTier(1000, LruPolicy(1000)), StepBudget(16)
+    share = budget.share()
+    for i in range(1000):
+        chunk_of(host, str(i))
+    host.reset()
+    for step in range(1, 5):
+        budget.begin_step()
+        host.dropping.free_some(share)
+        assert host.free == SLOTS_PER_KEY * 16 * step
+        host.validate()
+
+
+def test_the_keys_of_before_a_reset_are_freed_in_slices() -> None:
+    """Promise 5: a million keys cost milliseconds to free, so every step frees the same number of them."""
+    keys = OLD_KEYS * 256
+    host, share = HostTier(3 * keys, LruPolicy(3 * keys)), StepBudget(16).share()
+    slots = host.admit([make_key(number.to_bytes(32), 0) for number in range(3 * keys)], ChunkState.STORING)
+    host.filled(slots, ChunkEvent.STORED)
+    host.reset()
+    left = [host.slots.old_keys]
+    while left[-1]:
+        host.dropping.free_some(share)
+        left.append(host.slots.old_keys)
+    assert left == [3 * keys, 2 * keys, keys, 0]
 
 
 def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:

@@ -34,7 +34,7 @@ def late(core: Core, op: TierOp) -> None:
 
 def read_one(core: Core) -> TierOp:
     """The read of chunk 0, which is in the lower tier and wanted by a request."""
-    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     return only(core, Verb.READ)
 
 
@@ -50,7 +50,7 @@ def test_a_corrupt_frame_that_is_being_written_anew() -> None:
     core.begin(6.0)
     again = core.host.slots.find(key)
     assert again is not None
-    core.manager.reservations.release(WHO.request_id)
+    core.manager.passages.release(WHO.request_id)
     core.host.drop([again])
     second = read_one(core)
     core.finish(second, OutcomeKind.CORRUPT)
@@ -70,7 +70,7 @@ def test_a_late_read_keeps_its_slot() -> None:
     read = read_one(core)
     late(core, read)
     late(core, read)
-    core.manager.reservations.release(WHO.request_id)
+    core.manager.passages.release(WHO.request_id)
     assert core.manager.lookup(key, WHO) is LookupResult.MISS
     assert core.manager.prepare_store([(run(9, 1)[0], 0)], WHO) is None
     assert core.counters.reads_failed == {"disk": 1}

@@ -11,7 +11,7 @@ from tierkv.abc import Capabilities
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
-from tierkv.types.keys import make_key
+from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
 
 HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
@@ -73,25 +73,9 @@ def test_a_scan_passes_over_what_is_being_deleted() -> None:
     assert [tier.presence(key, 0.0) for key in (A, B)] == [MISS, HIT]
     assert (tier.residency.used_bytes, tier.residency.reserved_bytes) == (10, 10)
     tier.validate()
-    assert not tier.deleted(A, ok=True, now=0.0)
+    assert not tier.deleted(A, now=0.0)
     assert tier.residency.reserved_bytes == 0
     tier.validate()
-
-
-def test_one_probe_at_a_time_in_order() -> None:
-    """Keys are asked for once, in the order in which they were wanted (prefix first), and the next batch waits for this
-    one: a slow tier is not flooded."""
-    tier = tier_of(OBJECTS, probe_max=2)
-    for key in (B, A, B, C):
-        tier.probe_later(key)
-    assert tier.take_probe() == (B, A), "over the bound the third waits for a later step"
-    tier.probe_later(A)
-    tier.probe_later(C)
-    assert tier.take_probe() == ()
-    tier.probed(A, 0.0, present=True)
-    assert tier.take_probe() == ()
-    tier.probed(B, 0.0, present=False)
-    assert tier.take_probe() == (C,)
 
 
 def test_an_unusable_tier_has_nothing() -> None:
@@ -122,7 +106,7 @@ def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
     tier.stored([(A, 10)], 0.0)
     tier.residency.schedule_delete(A)
     assert tier.presence(A, 0.0) is MISS
-    tier.deleted(A, ok=False, now=0.0)
+    tier.not_deleted(A, tried=True, now=0.0)
     assert tier.presence(A, 4.9) is MISS
     assert tier.residency.used_bytes == (10 if capabilities is DISK else 0)
 
@@ -142,7 +126,7 @@ def test_what_is_being_read_is_no_victim() -> None:
     tier.residency.begin_read([old])
     tier.residency.begin_read([old])
     tier.residency.end_read([old])
-    assert old not in tier.residency.evict_for(FRAME_BYTES)
+    assert old not in tier.residency.evict_for(FRAME_BYTES, 0, 100)
     tier.residency.end_read([old])
     assert tier.residency.evict(1) == [old]
 
@@ -155,7 +139,7 @@ def test_what_is_being_written_is_no_victim() -> None:
     tier.mark_absent(old, 0.0)
     assert tier.wants(old, 0.0)
     tier.residency.begin_write([old], FRAME_BYTES)
-    assert old not in tier.residency.evict_for(FRAME_BYTES)
+    assert old not in tier.residency.evict_for(FRAME_BYTES, 0, 100)
     assert tier.residency.evict(1) == []
     tier.residency.end_write([old], FRAME_BYTES)
     tier.stored([(old, FRAME_BYTES)], 0.0)
@@ -190,9 +174,9 @@ def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
     tier = filled(tenths / 10, *sizes)
     capacity = tier.limits.capacity_bytes
     assert capacity is not None
-    victims = tier.residency.evict_for(FRAME_BYTES)
+    victims = tier.residency.evict_for(FRAME_BYTES, 0, 100)
     for key in victims:
-        tier.deleted(key, ok=True, now=0.0)
+        tier.deleted(key, now=0.0)
     assert tier.residency.has_room(FRAME_BYTES) == (capacity >= FRAME_BYTES)
     if capacity < FRAME_BYTES:
         assert not victims
@@ -202,13 +186,13 @@ def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
 def test_victims_are_counted_until_they_are_gone() -> None:
     """Bytes of a deletion under way are neither free yet nor chosen twice."""
     tier = filled(4, *[FRAME_BYTES] * 4)
-    first = tier.residency.evict_for(FRAME_BYTES)
+    first = tier.residency.evict_for(FRAME_BYTES, 0, 100)
     assert first
     assert not tier.residency.has_room(FRAME_BYTES)
-    assert tier.residency.evict_for(FRAME_BYTES) == []
+    assert tier.residency.evict_for(FRAME_BYTES, 0, 100) == []
     assert tier.residency.may_get_room(FRAME_BYTES)
     for key in first:
-        tier.deleted(key, ok=True, now=0.0)
+        tier.deleted(key, now=0.0)
     assert tier.residency.has_room(FRAME_BYTES)
 
 
@@ -240,9 +224,34 @@ def test_a_replaced_frame_counts_for_its_tenant_as_it_is_now() -> None:
 def test_a_chunk_that_vanishes_while_it_is_deleted() -> None:
     """A read finds nothing where a deletion is under way: its bytes leave the account once, not twice."""
     tier = filled(1, FRAME_BYTES)
-    (victim,) = tier.residency.evict_for(FRAME_BYTES)
+    (victim,) = tier.residency.evict_for(FRAME_BYTES, 0, 100)
     assert tier.forget(victim, 0.0)
     tier.validate()
-    assert not tier.deleted(victim, ok=True, now=0.0)
+    assert not tier.deleted(victim, now=0.0)
     tier.validate()
     assert (tier.residency.used_bytes, len(tier.residency), tier.is_quiet) == (0, 0, True)
+
+
+def test_a_deletion_that_was_not_tried_is_repeated_at_once() -> None:
+    """The queue of dispatch was full: with a wait after each refusal, a reset of a large tier would take minutes."""
+    tier = filled(4, FRAME_BYTES, FRAME_BYTES)
+    victims = tier.residency.evict(2)
+    assert tier.residency.take_deletions(0.0, 10) == victims
+    tier.not_deleted(victims[0], tried=False, now=0.0)
+    tier.not_deleted(victims[1], tried=True, now=0.0)
+    assert tier.residency.take_deletions(0.0, 10) == [victims[0]]
+
+
+def test_ranks_of_an_index_follow_their_chunks() -> None:
+    """A request that goes on with a prompt of an earlier process writes what it continues: the last chunk that is
+    stored and has a known rank. Keys that are not ours have ranks, too."""
+    tier = tier_of()
+    keys = [make_key(b"old %d" % i, 0) for i in range(4)]
+    tier.load_index([(Key(b"x"), 10), *((key, 10) for key in keys)], [9, 1, 2, 3, 0])
+    residency = tier.residency
+    assert [residency.rows.last_written(keys[:count]) for count in range(5)] == [0, 1, 2, 3, 3]
+    residency.schedule_delete(keys[2])
+    assert residency.rows.last_written(keys) == 2
+    tier.stored([(keys[1], 10)], 0.0)
+    assert residency.rows.last_written(keys) == 1, "written again, with an unknown rank"
+    assert residency.rows.last_written([B]) == 0

@@ -133,7 +133,7 @@ def reading(count: int = 8) -> tuple[Core, list[Key]]:
     core = make_core(tiers=[disk(write="read_only")])
     keys = make_keys([bytes([i]) * 8 for i in range(count)], 0)
     core.keep_below(keys)
-    core.manager.reservations.reserve(WHO.request_id, tuple(keys), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(keys), WHO.hints)
     return core, keys
 
 

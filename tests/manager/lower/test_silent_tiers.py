@@ -72,7 +72,7 @@ def test_a_chunk_that_a_detached_tier_lacks_is_not_told() -> None:
     """A read that finds nothing after the tier was reported as cleared reports no removal."""
     core = make_core(tiers=[disk()])
     core.keep_below(run(0, 1))
-    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     read = only(core, Verb.READ)
     core.manager.detach("disk")
     core.finish(read, OutcomeKind.ABSENT)

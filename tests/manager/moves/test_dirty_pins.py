@@ -11,6 +11,7 @@ from paced_tier import PacedRun
 
 from tierkv.errors import InvariantError
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.manager.moves.dirty_pins import PINNED_MAX
 from tierkv.plugins.loading import load_plugins
 from tierkv.policies.lru import LruPolicy
@@ -140,7 +141,7 @@ def test_a_load_takes_them_too() -> None:
     begun(core)
     put(core, run(50, 2))
     assert dirty_pinned(core)
-    reservation = core.manager.reservations.reserve(WHO.request_id, tuple(run(20, SLOTS - 1)), WHO.hints)
+    reservation = core.manager.passages.reserve(WHO.request_id, tuple(run(20, SLOTS - 1)), WHO.hints)
     for op in core.manager.take_ops():
         core.finish(op)
     assert reservation.ready
@@ -170,8 +171,10 @@ def test_a_choice_can_pass_over_all_pins() -> None:
     assert PINNED_MAX < PASSED_OVER_MAX
     core.keep_below(run(slots - 100, 200))
     for first in range(0, slots, 128):
+        core.begin()  # a step queues a bounded number of chunks
         put(core, run(first, 128))
     for _ in range(3):
+        core.begin()
         put(core, run(core.counters.chunks_stored, 100))
     assert dirty_pinned(core) == PINNED_MAX
     assert core.counters.stores_refused == 0
@@ -324,3 +327,37 @@ def test_validate_finds_a_pin_that_does_not_wait() -> None:
     core.lower[0].write_queue.pop_front(3)
     with pytest.raises(InvariantError, match="waits for no write"):
         core.manager.validate()
+
+
+def test_the_pins_of_one_eviction_are_bounded_by_the_step() -> None:
+    """Thousands wait when the host tier is full for the first time: a store pins a part, the ends of steps the rest."""
+    core = make_core(slots=1024, tiers=[disk(queue=1)], step_keys=64)
+    for first in range(0, 1024, 16):
+        core.begin()
+        put(core, run(first, 16))
+    while core.manager._tier_io.cascades.has_ready:
+        core.begin()
+        core.manager._tier_io.cascades.offer_ready(core.now)
+    core.begin()
+    budget = core.manager.budget
+    pins_max = SLOTS_PER_KEY * (budget.common + budget.share_keys)
+    assert core.manager.prepare_store([(key, 0) for key in run(5000, 1)], RequestContext("a")) is not None
+    pinned = [dirty_pinned(core)]
+    assert 0 < pinned[0] <= pins_max < 512
+    while dirty_pinned(core) < 512:
+        core.begin()
+        core.manager.take_ops()
+        pinned.append(dirty_pinned(core))
+        assert 0 < pinned[-1] - pinned[-2] <= pins_max
+    core.manager.validate()
+
+
+def test_chunks_are_pinned_before_evictions_need_it() -> None:
+    """Half of the slots are free yet, and more chunks wait than one eviction may pin: each step pins some."""
+    core = make_core(slots=1024, tiers=[disk(queue=1)], step_keys=64)
+    for first in range(0, 640, 16):
+        core.begin()
+        put(core, run(first, 16))
+        core.manager.take_ops()
+    assert dirty_pinned(core) > 64
+    assert core.host.free == 1024 - 640

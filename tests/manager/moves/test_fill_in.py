@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from core_parts import Core, disk, make_core, objects, with_limits
 from edge_moves import load, put, run, written
 
-from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.hints import NO_HINTS
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 
 SLOTS = 16
 
@@ -52,7 +56,102 @@ def test_a_promotion_goes_further_down_too() -> None:
     core = make_core(tiers=[disk(), objects(write="on_reuse")])
     core.keep_below(run(0, 2))
     load(core, run(0, 2))
+    answer(core, absent=run(0, 2))
     assert sorted(written(core, tier=1)) == run(0, 2)
+
+
+# -- no second write ---------------------------------------------------------------------------------------------------
+
+
+def answer(core: Core, absent: Sequence[Key] = ()) -> list[Key]:
+    """Answer the probes that are due. Returns their keys."""
+    probes = [op for op in core.manager.take_ops() if op.verb is Verb.PROBE]
+    for op in probes:
+        core.finish(op, [OutcomeKind.ABSENT if key in absent else OutcomeKind.OK for key in op.keys])
+    return [key for op in probes for key in op.keys]
+
+
+@pytest.mark.parametrize("write", ["through", "on_reuse"])
+def test_a_shared_tier_is_asked_before_a_promoted_chunk_is_written(write: str) -> None:
+    """Most chunks of the disk were written to the bucket when they were stored, also by earlier processes. 44 of 65
+    were encoded and checksummed for nothing, and counted as written."""
+    core = make_core(tiers=[disk(), objects(write=write)])
+    core.keep_below(run(0, 4))
+    load(core, run(0, 4))
+    assert sorted(answer(core, absent=run(3, 1))) == run(0, 4)
+    assert written(core, tier=1) == run(3, 1)
+    assert core.counters.writes_skipped == {"objects": 3}
+    assert core.counters.cascades == {"objects": 1}
+    assert not core.manager.has_pending_changes
+
+
+def test_a_tier_that_is_known_to_have_a_promoted_chunk_is_not_asked() -> None:
+    """By its index, by its own acknowledgement, or by a recent answer."""
+    core = make_core(tiers=[disk(), disk(name="far"), objects()])
+    put(core, run(0, 2))
+    assert sorted(written(core, tier=2)) == run(0, 2)
+    core.manager.reset_cache()
+    core.begin()
+    load(core, run(0, 2))
+    assert not core.manager.take_ops()
+    assert core.counters.writes_skipped == {"far": 2, "objects": 2}
+
+
+def test_a_tier_is_not_asked_for_what_was_read_from_it() -> None:
+    """It may take longer to load a prompt than an answer is remembered."""
+    core = make_core(tiers=[objects()])
+    core.lower[0].probed(run(0, 1)[0], 0.0, present=True)
+    core.manager.passages.reserve("reader", tuple(run(0, 1)), NO_HINTS)
+    (read,) = core.manager.take_ops()
+    core.begin(1000.0)
+    core.finish(read)
+    assert not core.manager.take_ops()
+    assert not core.counters.writes_skipped
+
+
+def test_no_answer_in_time_means_a_write() -> None:
+    """A lost chunk is worse than a second write."""
+    core = make_core(tiers=[disk(), objects()])
+    core.keep_below(run(0, 1))
+    load(core, run(0, 1))
+    (probe,) = core.manager.take_ops()
+    core.finish(probe, OutcomeKind.TIMED_OUT)
+    assert written(core, tier=1) == run(0, 1)
+
+
+def test_a_chunk_whose_answer_cannot_come_is_dropped() -> None:
+    """A flush would wait for ever for a tier that was taken out of service before it was asked."""
+    core = make_core(tiers=[disk(), objects()])
+    core.keep_below(run(0, 2))
+    load(core, run(0, 2))
+    core.manager._tier_io.cascades.offer_ready(core.now)
+    core.manager.on_completion(TierHealth(1, usable=False))
+    core.manager.on_completion(TierHealth(1, usable=True))
+    assert not core.finish_all()
+    assert not core.manager.has_pending_changes
+    assert core.counters.cascades_dropped == {"objects": 2}
+
+
+def test_lookups_of_requests_are_not_queued_behind_many_such_questions() -> None:
+    """Over the bound of a probe, chunks are written without asking."""
+    core = make_core(tiers=[disk(), objects(probe_keys_max=4)])
+    core.keep_below(run(0, 10))
+    load(core, run(0, 10))
+    ops = core.manager.take_ops()
+    assert sum(len(op.keys) for op in ops if op.verb is Verb.PROBE) == 4
+    assert sum(len(op.keys) for op in ops if op.verb is Verb.WRITE) == 6
+
+
+@pytest.mark.parametrize("write", ["through", "on_reuse"])
+def test_what_a_shared_tier_has_is_not_written_there_on_later_reuse(write: str) -> None:
+    """Its answer is soon forgotten, but the chunk is still the same."""
+    core = make_core(tiers=[disk(), objects(write=write)])
+    core.keep_below(run(0, 2))
+    load(core, run(0, 2))
+    assert sorted(answer(core)) == run(0, 2)
+    core.begin(1000.0)
+    load(core, run(0, 2))
+    assert not core.manager.take_ops()
 
 
 @pytest.mark.parametrize("write", ["through", "on_reuse", "back"])
@@ -117,7 +216,7 @@ def test_one_read_serves_all_who_wait() -> None:
     core = core_over("through")
     core.begin()
     for who in ("a", "b"):
-        core.manager.reservations.reserve(
+        core.manager.passages.reserve(
             core.record(core.arrive(4, who)).ctx.request_id,
             tuple(run(0, 4)),
             core.record(core.arrive(4, who)).ctx.hints,
@@ -126,3 +225,19 @@ def test_one_read_serves_all_who_wait() -> None:
     assert [(op.verb, sorted(op.keys)) for op in ops] == [(Verb.READ, run(0, 4))]
     core.finish(ops[0], [OutcomeKind.OK] * 4)
     assert sorted(written(core)) == run(0, 4)
+
+
+def test_chunks_are_offered_to_many_tiers_within_the_budget_of_each_step() -> None:
+    """Ten tiers, of which each takes each chunk of a long prompt: a step offers a bounded number."""
+    core = make_core(slots=64, tiers=[disk(name=f"disk-{i}") for i in range(11)])
+    core.keep_below(run(0, 40), tier=10)
+    load(core, run(0, 40))
+    core.manager.budget.keys_max = 40
+    offered = [0]
+    while core.manager._tier_io.cascades.has_ready:
+        core.begin()
+        core.manager._tier_io.cascades.offer_ready(core.now)
+        offered.append(sum([len(tier.write_queue) for tier in core.lower]))
+        assert offered[-1] - offered[-2] <= 40 + 10, "the budget, and one chunk more for each tier"
+        assert offered[-1] > offered[-2], "every step makes progress"
+    assert offered[-1] == 40 * 10

@@ -7,10 +7,11 @@ from core_parts import disk, make_core
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.moves import retention as module
-from tierkv.manager.moves.retention import HELD_SKIPPED_MAX, SWEPT_PER_STEP_MAX, Retention
+from tierkv.manager.moves.retention import HELD_SKIPPED_MAX, Retention
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
 
+SWEPT_MAX = 64
 KEYS = make_keys([i.to_bytes(8, "big") for i in range(300)], 0)
 ONE_SHOT = RequestHints(one_shot=True)
 
@@ -38,12 +39,12 @@ def test_one_step_sweeps_a_bounded_number() -> None:
         gone.append(key)
         return True
 
-    retention.sweep(0.9, remove)
+    assert retention.sweep(0.9, SWEPT_MAX, remove) == SWEPT_MAX
     assert not gone
-    retention.sweep(1.0, remove)
-    assert len(gone) == SWEPT_PER_STEP_MAX
-    for _ in range(len(KEYS) // SWEPT_PER_STEP_MAX):
-        retention.sweep(1.0, remove)
+    retention.sweep(1.0, SWEPT_MAX, remove)
+    assert len(gone) == SWEPT_MAX
+    for _ in range(len(KEYS) // SWEPT_MAX):
+        retention.sweep(1.0, SWEPT_MAX, remove)
     assert sorted(gone) == sorted(KEYS)
     assert not retention.any
 
@@ -52,9 +53,9 @@ def test_one_that_cannot_go_does_not_hold_up_the_others() -> None:
     """A chunk that is read for an hour waits at the end of the line."""
     retention = Retention(8)
     retention.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
-    stuck = set(KEYS[:SWEPT_PER_STEP_MAX])
+    stuck = set(KEYS[:SWEPT_MAX])
     for _ in range(20):
-        retention.sweep(1.0, lambda key: key not in stuck)
+        retention.sweep(1.0, SWEPT_MAX, lambda key: key not in stuck)
     assert set(retention.lifetimes) == stuck
 
 
@@ -107,5 +108,5 @@ def test_a_chunk_that_a_load_holds_outlives_its_time() -> None:
     core.finish_all()
     core.begin(4.0)
     assert core.host.slots.get(KEYS[0]) is None
-    assert not core.lower[0].residency.has_bytes_of(KEYS[0])
+    assert not core.lower[0].residency.rows.has_bytes_of(KEYS[0])
     core.manager.validate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from calls import calls_of
 from core_parts import DISK, FRAME_BYTES, OBJECTS, Core, TierSpec, disk, make_core, objects, with_limits
 
 from tierkv.abc import Capabilities
@@ -12,6 +13,8 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.lower.chunk_sizes import ChunkSizes, frame_bytes_bound
 from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
+from tierkv.manager.moves.write_through import Cascades
+from tierkv.policies.prefix_order import ranks_of
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
@@ -19,6 +22,9 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, 
 
 WHO = RequestContext("a")
 GONE_WRONG = [OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED]
+
+
+ANSWERS = (OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.REFUSED)
 
 
 def run(first: int, count: int) -> list[Key]:
@@ -41,7 +47,7 @@ def only(core: Core, verb: Verb) -> TierOp:
 
 def read_one(core: Core) -> TierOp:
     """The read of chunk 0, which is in the lower tier and wanted by a request."""
-    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     return only(core, Verb.READ)
 
 
@@ -72,7 +78,7 @@ def test_write_through_to_every_tier() -> None:
     keys = run(0, 3)
     core.put(keys)
     writes = ops(core, Verb.WRITE)
-    assert [(op.tier, len(op.keys)) for op in writes] == [(0, 3), (1, 2), (1, 1)]
+    assert sorted((op.tier, len(op.keys)) for op in writes) == [(0, 3), (1, 1), (1, 2)]
     for op in writes:
         assert [core.host.slots.owner(ref).key for ref in op.slots] == list(op.keys)  # type: ignore[union-attr]  # leased
         core.finish(op)
@@ -93,7 +99,7 @@ def test_reads_in_smaller_batches_than_writes() -> None:
     assert len(write.keys) == 6
     core.finish(write)
     core.manager.reset_cache()
-    core.manager.reservations.reserve(WHO.request_id, tuple(keys), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(keys), WHO.hints)
     assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
 
 
@@ -102,7 +108,7 @@ def test_what_is_there_is_not_written_again() -> None:
     core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
     keys = run(0, 2)
     core.keep_below(keys, tier=1)
-    core.manager.reservations.reserve(WHO.request_id, tuple(keys), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(keys), WHO.hints)
     core.finish(only(core, Verb.READ))
     assert [op.tier for op in ops(core, Verb.WRITE)] == [0]
 
@@ -127,7 +133,7 @@ def test_loads_come_before_stores() -> None:
     core = make_core(tiers=[disk()])
     core.keep_below(run(0, 1))
     core.put(run(9, 1))
-    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     assert [op.verb for op in core.manager.take_ops()] == [Verb.READ, Verb.WRITE]
 
 
@@ -236,6 +242,24 @@ def test_the_place_itself_is_full() -> None:
     assert CacheEvent(CacheEventKind.REMOVED, "disk", tuple(run(0, 1))) in core.manager.take_events()
 
 
+def test_a_full_place_is_evicted_from_in_time() -> None:
+    """After one refusal the tier knows its room: the next chunk waits for a deletion, and is not refused again."""
+    core = make_core(tiers=[disk()])
+    core.keep_below(run(0, 9))
+    core.put(run(20, 1))
+    core.finish(only(core, Verb.WRITE), OutcomeKind.NO_SPACE)
+    core.finish(only(core, Verb.DELETE))
+    assert core.lower[0].residency.capacity_bytes == 9 * FRAME_BYTES
+    core.put(run(30, 4))
+    while ops := core.manager.take_ops():
+        for op in ops:
+            core.finish(op)
+            assert core.lower[0].residency.used_bytes <= 9 * FRAME_BYTES
+    assert core.counters.writes_failed == {"disk": 1}
+    assert all(core.lower[0].presence(key, 0.0) is LookupResult.HIT for key in run(30, 4))
+    core.manager.validate()
+
+
 def test_capacity_is_never_exceeded() -> None:
     """Room is made before anything is written: the deletion goes out, the write waits for it; at no time do bytes at
     rest and bytes under way exceed the capacity."""
@@ -311,7 +335,7 @@ def test_a_chunk_deleted_behind_our_back() -> None:
     assert CacheEvent(CacheEventKind.REMOVED, "disk", (key,)) in core.manager.take_events()
 
 
-@pytest.mark.parametrize("kind", [k for k in OutcomeKind if k not in (OutcomeKind.OK, OutcomeKind.ABSENT)])
+@pytest.mark.parametrize("kind", [k for k in OutcomeKind if k not in ANSWERS])
 def test_a_probe_that_fails_is_a_no(kind: OutcomeKind) -> None:
     """A tier that cannot say counts as one that has nothing, for a short while: no lookup hangs on it."""
     core = make_core(tiers=[objects()])
@@ -331,7 +355,7 @@ def test_all_shared_tiers_are_asked_at_once() -> None:
     assert core.manager.lookup(key, WHO) is LookupResult.RETRY
     core.finish(far)
     assert core.manager.lookup(key, WHO) is LookupResult.HIT
-    core.manager.reservations.reserve(WHO.request_id, (key,), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, (key,), WHO.hints)
     assert only(core, Verb.READ).tier == 1
 
 
@@ -351,8 +375,8 @@ def test_a_promoted_chunk_that_nobody_wants_any_more() -> None:
     """Its reader went away: the chunk arrives, is readable and evictable, and cascades like any other."""
     core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
     core.keep_below(run(0, 1), tier=1)
-    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
-    core.manager.reservations.release(WHO.request_id)
+    core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.passages.release(WHO.request_id)
     core.finish_all()
     assert core.ready() == set(run(0, 1))
     assert core.host.room == core.host.num_slots
@@ -374,12 +398,78 @@ def test_a_chunk_that_is_dropped_while_it_is_written() -> None:
 
 
 def test_probes_are_bounded() -> None:
-    """A long prompt probes a shared tier for a bounded number of keys at a time."""
+    """A long prompt probes a shared tier for a bounded number of keys at a time, as many times at once as suits it."""
     core = make_core(tiers=[with_limits(objects(), probe_keys_max=4)])
     keys = run(0, 10)
     for key in keys:
         core.manager.lookup(key, WHO)
-    assert only(core, Verb.PROBE).keys == tuple(keys[:4])
+    assert [op.keys for op in ops(core, Verb.PROBE)] == [tuple(keys[:4]), tuple(keys[4:8])]
+
+
+def test_what_a_tier_was_not_asked_for_is_asked_again() -> None:
+    """A key that no call to the backend included before the deadline is not absent. The next probe begins with it,
+    and the answers of the same probe count."""
+    core = make_core(tiers=[with_limits(objects(), concurrency=1)])
+    keys = run(0, 4)
+    for key in keys:
+        core.manager.lookup(key, WHO)
+    probe = only(core, Verb.PROBE)
+    core.manager.lookup(run(9, 1)[0], WHO)
+    kinds = (OutcomeKind.OK, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED, OutcomeKind.REFUSED)
+    late = Completion(probe.op_id, tuple(map(Outcome, kinds)), ended=False, elapsed_s=2.0)
+    core.manager.on_completion(late)
+    hit, miss, retry = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+    assert [core.manager.lookup(key, WHO) for key in keys] == [hit, miss, retry, retry]
+    assert only(core, Verb.PROBE).keys == (*keys[2:], *run(9, 1))
+    core.manager.on_completion(Completion(probe.op_id, tuple(map(Outcome, kinds))))
+    assert core.manager.take_ops() == [], "the late end of a probe is no place for another one"
+
+
+def test_keys_that_wait_behind_a_tier_that_hangs_become_misses() -> None:
+    """No thread of the tier takes the probe before its deadline, and the tier answers nothing else meanwhile. Asking
+    again would defer the request for as long as the tier hangs."""
+    core = make_core(tiers=[with_limits(objects(), probe_deadline_s=2.0)])
+    (key,) = run(0, 1)
+    core.manager.lookup(key, WHO)
+    probe = only(core, Verb.PROBE)
+    core.begin(2.0)
+    core.finish(probe, OutcomeKind.REFUSED, elapsed_s=2.0)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    assert core.manager.take_ops() == []
+
+
+def test_a_probe_that_hangs_does_not_stop_the_others() -> None:
+    """One of two probes hangs. Those who asked later are served through the other one, and the hanging one ends at its
+    deadline."""
+    core = make_core(tiers=[with_limits(objects(), concurrency=2, probe_keys_max=4)])
+    keys = run(0, 16)
+    for key in keys:
+        core.manager.lookup(key, WHO)
+    hanging, probe = ops(core, Verb.PROBE)
+    for start in (4, 8, 12):
+        assert probe.keys == tuple(keys[start : start + 4])
+        core.finish(probe)
+        if start < 12:
+            probe = only(core, Verb.PROBE)
+    expected = [LookupResult.RETRY] * 4 + [LookupResult.HIT] * 12
+    assert [core.manager.lookup(key, WHO) for key in keys] == expected
+    late = (Outcome(OutcomeKind.TIMED_OUT),) * 4
+    core.manager.on_completion(Completion(hanging.op_id, late, ended=False, elapsed_s=2.0))
+    assert [core.manager.lookup(key, WHO) for key in keys[:4]] == [LookupResult.MISS] * 4
+
+
+def test_probes_wait_for_no_tier_that_is_out_of_service() -> None:
+    """The queue of a tier that fails is emptied: its chunks are misses, and old questions are not asked later."""
+    core = make_core(tiers=[with_limits(objects(), concurrency=1, probe_keys_max=4)])
+    for key in run(0, 10):
+        core.manager.lookup(key, WHO)
+    probe = only(core, Verb.PROBE)
+    core.manager.on_completion(TierHealth(0, usable=False))
+    assert len(core.lower[0].probes) == len(probe.keys)
+    core.finish(probe, OutcomeKind.REFUSED)
+    core.manager.on_completion(TierHealth(0, usable=True))
+    assert core.manager.take_ops() == []
+    assert core.lower[0].is_quiet
 
 
 @pytest.mark.parametrize(("raw", "bound"), [(1, 8192), (4096, 8192), (4097, 12288)])
@@ -415,3 +505,57 @@ def test_a_chunk_that_waits_twice_is_written_once() -> None:
     core.finish(write)
     core.manager.validate()
     assert tier.residency.reserved_bytes == 0
+
+
+def dropped(core: Core, numbers: tuple[int, ...]) -> None:
+    """Drop chunks that wait to be written."""
+    slots = core.host.slots.find_all([run(0, 8)[number] for number in numbers])
+    core.host.drop([slot for slot in slots if slot is not None])
+
+
+@pytest.mark.parametrize("gone", [(), (0,), (3, 7), (0, 1, 2, 3, 4, 5, 6, 7)])
+@pytest.mark.parametrize("frames", [None, 5])
+def test_chunks_are_written_together_as_one_by_one(
+    gone: tuple[int, ...], frames: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue is taken whole if all of it can be written. Otherwise each chunk is judged by itself."""
+
+    def taken() -> tuple[list[Key], int, int]:
+        core = make_core(tiers=[disk(frames=frames)])
+        core.put(run(0, 8))
+        dropped(core, gone)
+        writes = [key for op in core.manager.take_ops() for key in op.keys]
+        core.manager.validate()
+        (tier,) = core.lower
+        return writes, len(tier.write_queue), sum(core.counters.cascades_dropped.values())
+
+    together = taken()
+    monkeypatch.setattr(Cascades, "_all_of", lambda *_: None)
+    assert together == taken()
+    assert set(together[0]).isdisjoint(run(0, 8)[number] for number in gone)
+
+
+def test_chunks_that_are_all_due_are_looked_up_together() -> None:
+    """Promise 2: one by one, each chunk of a store took twenty calls on its way to the tier."""
+
+    def calls(chunks: int) -> int:
+        core = make_core(slots=64, tiers=[disk(queue=64)])
+        core.put(run(0, chunks))
+        return calls_of(core.manager._tier_io.cascades.take_writable, core.lower[0], core.now)
+
+    assert calls(32) - calls(16) < 4 * 16
+
+
+def test_a_promoted_prefix_is_accepted_again() -> None:
+    """A tier evicted a tail, and refuses what continues it. Read from another tier, the tail serves a request again."""
+    core = make_core(slots=8, tiers=[disk(name="first"), disk(name="second")])
+    keys, ranks = run(0, 4), ranks_of("a", range(1, 5))
+    first, second = (tier.residency for tier in core.lower)
+    first.add([(key, FRAME_BYTES) for key in keys[:3]], ranks[:3])
+    assert first.evict(1) == [keys[2]]
+    assert first.listed.order.is_cut(ranks[3])
+    second.add([(key, FRAME_BYTES) for key in keys], ranks)
+    slots = core.manager._tier_io.promote(keys[3:], core.lower[1])
+    assert slots is not None
+    assert core.host.slots.ranks[slots[0]] == ranks[3]
+    assert not first.listed.order.is_cut(ranks[3])

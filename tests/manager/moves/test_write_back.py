@@ -7,7 +7,6 @@ from core_parts import FRAME_BYTES, Core, disk, make_core, objects
 from edge_moves import late, load, put, run, writes, written
 
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.moves.write_back import DEMOTIONS_PER_STEP_MAX, FLUSHED_PER_STEP_MAX
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.types.cache_events import CacheEventKind
@@ -94,7 +93,7 @@ def test_what_is_wanted_again_stays(wish: str) -> None:
     if wish == "load":
         load(core, run(0, 1))
     elif wish == "reserve":
-        core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+        core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     elif wish == "offer":
         put(core, run(0, 1))
     else:
@@ -102,7 +101,7 @@ def test_what_is_wanted_again_stays(wish: str) -> None:
     core.host.validate()
     core.finish(write)
     assert core.ready() == set(run(0, 1) + run(2, SLOTS - 2))
-    core.manager.reservations.release(WHO.request_id)
+    core.manager.passages.release(WHO.request_id)
     core.manager.validate()
     assert written(core) == run(2, 1)
     assert core.host.free == KEPT_FREE
@@ -131,7 +130,7 @@ def test_a_chunk_whose_write_is_late_makes_way_for_others() -> None:
     core = full_core()
     write = only(core, Verb.WRITE)
     late(core, write)
-    assert not core.host.demoting
+    assert not core.host.slots.demoting
     assert list(only(core, Verb.WRITE).keys) == run(2, KEPT_FREE)
     core.finish(write, OutcomeKind.TIMED_OUT)
     assert set(run(0, 2)) < core.ready()
@@ -234,11 +233,14 @@ def test_a_frame_that_can_never_fit() -> None:
 
 
 def test_every_tier_that_is_written_back_to_gets_a_victim() -> None:
-    """One hold per write: the slot is free when the last of them has ended."""
+    """One hold per write: the slot is free when the last of them has ended. The shared tier is asked first."""
     core = make_core(slots=SLOTS, tiers=[disk(write="back"), objects(write="back")])
     put(core, run(0, SLOTS))
-    first, second = core.manager.take_ops()
-    assert first.keys == second.keys
+    (first,) = core.manager.take_ops()
+    (probe,) = core.manager.take_ops()
+    core.finish(probe, OutcomeKind.ABSENT)
+    (second,) = core.manager.take_ops()
+    assert sorted(probe.keys) == sorted(first.keys) == sorted(second.keys)
     core.finish(first)
     assert core.host.free == 0
     assert len(core.ready()) == SLOTS
@@ -251,9 +253,67 @@ def test_a_victim_below_which_is_also_written_through() -> None:
     """The disk has it since it was stored; the bucket gets it when it is evicted."""
     core = make_core(slots=SLOTS, tiers=[disk(), objects(write="back")])
     put(core, run(0, SLOTS))
-    core.finish_all()
+    core.finish_all(probed=OutcomeKind.ABSENT)
     assert core.counters.cascades == {"disk": SLOTS}
     assert core.counters.demotions == {"objects": KEPT_FREE}
+
+
+def asked_for_victims() -> tuple[Core, TierOp]:
+    """A full host tier over a shared tier that is being asked for the first victims."""
+    core = make_core(slots=SLOTS, tiers=[objects(write="back")])
+    put(core, run(0, SLOTS))
+    assert not core.manager.take_ops()
+    (probe,) = core.manager.take_ops()
+    assert (probe.verb, len(probe.keys)) == (Verb.PROBE, KEPT_FREE)
+    core.manager.validate()
+    return core, probe
+
+
+def test_a_victim_that_a_shared_tier_has_is_not_written_again() -> None:
+    """It is evicted as soon as the tier has answered, and counted apart."""
+    core, probe = asked_for_victims()
+    core.finish(probe)
+    assert not core.manager.take_ops()
+    assert core.host.free == KEPT_FREE
+    assert (core.counters.writes_skipped, core.counters.demotions) == ({"objects": KEPT_FREE}, {})
+    assert not core.counters.demotions_dropped
+    core.manager.validate()
+
+
+def test_a_victim_that_is_used_while_the_tier_is_asked_stays() -> None:
+    """The use cancels the demotion; the others are written."""
+    core, probe = asked_for_victims()
+    load(core, [probe.keys[0]])
+    core.finish(probe, OutcomeKind.ABSENT)
+    (write,) = core.manager.take_ops()
+    assert write.keys == probe.keys[1:]
+    assert probe.keys[0] in core.ready()
+    core.finish(write)
+    core.manager.validate()
+
+
+def test_victims_leave_when_the_tier_that_was_asked_fails() -> None:
+    """No slot waits for an answer that never comes: the chunks are evicted unwritten, and counted."""
+    core, probe = asked_for_victims()
+    core.manager.on_completion(TierHealth(0, usable=False))
+    assert core.host.free == KEPT_FREE
+    assert core.counters.demotions_dropped == {"objects": KEPT_FREE}
+    core.finish(probe, OutcomeKind.FAILED)
+    core.manager.validate()
+    assert not list(core.manager._tier_io._demotions.held)
+
+
+def test_victims_outlive_a_reset_until_the_tier_has_answered() -> None:
+    """After it nothing is written, and every slot is free."""
+    core, probe = asked_for_victims()
+    core.manager.reset_cache()
+    core.manager.validate()
+    core.begin()
+    core.finish(probe, OutcomeKind.ABSENT)
+    assert not core.manager.take_ops()
+    core.begin()
+    assert core.host.free == SLOTS
+    core.manager.validate()
 
 
 def test_reset_while_chunks_leave() -> None:
@@ -274,7 +334,7 @@ def test_a_chunk_that_turns_out_bad_while_it_leaves() -> None:
     """A load that finds it damaged drops it; its slot is free once the write has ended too."""
     core = full_core()
     write = only(core, Verb.WRITE)
-    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     grant = core.manager.prepare_load(run(0, 1), WHO)
     core.manager.complete_load(grant.slots, frozenset(run(0, 1)))
     core.manager.validate()
@@ -296,19 +356,20 @@ def test_hints_are_kept_on_eviction() -> None:
     assert not core.ready() & {run(3, 1)[0], run(0, 1)[0]}
     assert sorted(core.lower[0].residency) == run(0, 1)
     put(core, run(20, 2))
-    found = {(op.tier, key) for op in core.finish_all() if op.verb is Verb.WRITE for key in op.keys}
+    found = {
+        (op.tier, key) for op in core.finish_all(probed=OutcomeKind.ABSENT) if op.verb is Verb.WRITE for key in op.keys
+    }
     assert found == {(0, run(1, 1)[0]), (0, run(2, 1)[0]), (1, run(2, 1)[0])}
     assert core.counters.demotions_dropped == {}
 
 
 def test_what_has_ended_is_not_written() -> None:
     """An expired chunk counts as absent: no request could read it from a lower tier."""
-    core = make_core(slots=SLOTS, tiers=[disk(write="back")])
+    core = make_core(slots=SLOTS, tiers=[disk(write="back")], step_keys=16)
     put(core, run(0, SLOTS), ttl_s=5.0)
-    core.now = 10.0
-    core.manager._step.now = 10.0  # before the sweep of that step
+    core.begin(10.0)
     assert not core.manager.take_ops()
-    assert core.host.free == KEPT_FREE
+    assert KEPT_FREE <= core.host.free < SLOTS, "all were swept before one was chosen"
     assert core.counters.demotions_dropped == {}
 
 
@@ -357,17 +418,19 @@ def test_a_flush_writes_what_is_only_in_the_host_tier() -> None:
 
 def test_a_flush_goes_step_by_step() -> None:
     """Promise 2: it looks at a bounded number of slots per step, and queues no chunk twice."""
-    count = 3 * FLUSHED_PER_STEP_MAX
-    core = make_core(slots=2 * count, tiers=[disk(write="back", queue=1)])
+    step, count = 64, 192
+    core = make_core(slots=2 * count, tiers=[disk(write="back", queue=1)], step_keys=step)
     put(core, run(0, count))
     for _ in range(2):
         core.manager.flush()
         ops = core.manager.take_ops()
         assert core.manager.has_pending_changes
-        assert len(core.lower[0].write_queue) <= FLUSHED_PER_STEP_MAX
+        assert len(core.lower[0].write_queue) <= step
         for op in ops:
             core.finish(op)
-    core.finish_all()
+    for _ in range(2 * count):
+        core.finish_all()
+        core.begin()
     assert not core.manager.has_pending_changes
     assert core.counters.demotions == {"disk": count}
 
@@ -430,8 +493,8 @@ def test_a_quota_holds_though_the_tier_below_takes_nothing() -> None:
 
 def test_a_step_lets_few_leave() -> None:
     """Promise 2: however large the host tier, one step chooses a bounded number of victims."""
-    slots = 16 * DEMOTIONS_PER_STEP_MAX
-    core = make_core(slots=slots, tiers=[disk(write="back", queue=slots)])
+    step, slots = 64, 1024
+    core = make_core(slots=slots, tiers=[disk(write="back", queue=slots)], step_keys=step)
     put(core, run(0, slots))
     ops = core.manager.take_ops()
-    assert sum(len(op.keys) for op in ops) == DEMOTIONS_PER_STEP_MAX
+    assert 0 < sum(len(op.keys) for op in ops) <= step

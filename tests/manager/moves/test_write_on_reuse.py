@@ -78,8 +78,8 @@ def test_what_is_promoted_is_used_again() -> None:
     keys = run(0, 2)
     core.keep_below(keys, tier=1)
     ctx = RequestContext("gone")
-    core.manager.reservations.reserve(ctx.request_id, tuple(keys), ctx.hints)
-    core.manager.reservations.release(ctx.request_id)  # the request ends before the chunk arrives, and loads nothing
+    core.manager.passages.reserve(ctx.request_id, tuple(keys), ctx.hints)
+    core.manager.passages.release(ctx.request_id)  # the request ends before the chunk arrives, and loads nothing
     assert sorted(written(core)) == sorted(keys)
 
 
@@ -102,8 +102,23 @@ def test_a_chunk_in_constant_use_is_written_once() -> None:
     for step in range(20):
         core.begin(step * 10.0)
         load(core, run(0, 1))
+        if not step:
+            (probe,) = core.manager.take_ops()
+            core.finish(probe, OutcomeKind.ABSENT)
         core.finish_all()
     assert core.counters.cascades == {"objects": 1}
+
+
+def test_a_shared_tier_that_has_a_chunk_gets_no_second_one() -> None:
+    """It is asked before the first write too: another process may have written the chunk."""
+    core = make_core(tiers=[objects(write="on_reuse")])
+    put(core, run(0, 2))
+    load(core, run(0, 2))
+    (probe,) = core.manager.take_ops()
+    assert (probe.verb, sorted(probe.keys)) == (Verb.PROBE, run(0, 2))
+    core.finish(probe, [OutcomeKind.OK if key == run(0, 1)[0] else OutcomeKind.ABSENT for key in probe.keys])
+    assert written(core) == run(1, 1)
+    assert core.counters.writes_skipped == {"objects": 1}
 
 
 def test_a_chunk_that_waits_is_not_queued_twice() -> None:
@@ -123,6 +138,8 @@ def test_a_write_that_failed_may_be_tried_at_the_next_use() -> None:
     core = make_core(tiers=[objects(write="on_reuse")])
     put(core, run(0, 1))
     load(core, run(0, 1))
+    (probe,) = core.manager.take_ops()
+    core.finish(probe, OutcomeKind.ABSENT)
     (write,) = core.manager.take_ops()
     core.finish(write, OutcomeKind.FAILED)
     assert not core.manager.take_ops()
@@ -150,7 +167,10 @@ def test_hints_are_kept_at_the_second_sight() -> None:
     put(core, run(1, 1), store=frozenset({"host"}))
     put(core, run(2, 1), ttl_s=60.0)
     load(core, run(0, 3), ttl_s=60.0)
-    done = core.finish_all()
+    first = core.manager.take_ops()
+    for op in first:
+        core.finish(op, OutcomeKind.ABSENT if op.verb is Verb.PROBE else OutcomeKind.OK)
+    done = first + core.finish_all()
     found = {(op.tier, key) for op in done if op.verb is Verb.WRITE for key in op.keys}
     assert found == {(1, run(0, 1)[0]), (0, run(2, 1)[0])}
 
@@ -171,7 +191,7 @@ def test_nothing_is_written_for_a_lookup() -> None:
     put(core, run(0, 2))
     ctx = RequestContext("asker", hints=RequestHints())
     assert core.manager.lookup(run(0, 1)[0], ctx) is LookupResult.HIT
-    core.manager.reservations.reserve(ctx.request_id, tuple(run(0, 2)), ctx.hints)
-    core.manager.reservations.release(ctx.request_id)
+    core.manager.passages.reserve(ctx.request_id, tuple(run(0, 2)), ctx.hints)
+    core.manager.passages.release(ctx.request_id)
     core.manager.touch(run(0, 2))
     assert not core.manager.take_ops()

@@ -68,6 +68,9 @@ STATES: tuple[ChunkState, ...] = (_S.GONE, _S.STORING, _S.PROMOTING, _S.READY, _
 
 CODES: dict[ChunkState, int] = {state: code for code, state in enumerate(STATES)}
 
+FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkState.PROMOTING}
+"""Event that ends the I/O that fills a slot, to the state of the chunk until then."""
+
 CHUNK_STATES = StateMachine("chunk", TRANSITIONS)
 """Lookup in the table above."""
 

@@ -1,7 +1,7 @@
 """Host tier: slots, the chunks that own them, the pins on them, and eviction.
 
 Every user of a chunk *pins* its slot: a store or load job, a promotion in flight, a write to a lower tier, a
-reservation. A READY chunk without pins is evictable. A slot has one owner and a generation. It is free again only when
+passage. A READY chunk without pins is evictable. A slot has one owner and a generation. It is free again only when
 its chunk is gone, so no late completion can touch the memory of another chunk.
 
 Pins are of two kinds: use (or filling) of a chunk, and writes to lower tiers. The end of a write does not count as
@@ -17,24 +17,23 @@ column of pins when it chooses victims. Every method takes a batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from itertools import repeat
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, WriteAwarePolicy
-from tierkv.errors import InvariantError, require
+from tierkv.abc import AdmissionPolicy, EvictionPolicy
+from tierkv.errors import InvariantError
 from tierkv.manager.contract import HOST
+from tierkv.manager.host.checks import check_slots
 from tierkv.manager.host.chunk import Evicted, Filled
-from tierkv.manager.host.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, ChunkState
-from tierkv.manager.host.slot_table import SlotTable
+from tierkv.manager.host.chunk_state import CODES, FILLING, STATES, TRANSITIONS, ChunkEvent, ChunkState
+from tierkv.manager.host.dropping import ChunkDropping
+from tierkv.manager.host.slot_table import GENERATIONS, SlotTable
 from tierkv.manager.host.waiters import Waiters
-from tierkv.policies.quotas import TenantPolicy
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool, new_shards
+from tierkv.policies.eviction_list import EvictionList
+from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 _EVICTED = CODES[TRANSITIONS[ChunkState.READY, ChunkEvent.EVICTED]]
-_FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkState.PROMOTING}
-
-_GENERATIONS = 1 << 32
 
 
 class HostTier:
@@ -48,14 +47,12 @@ class HostTier:
         """Objects that wait for chunks to become readable."""
         self.policy = policy
         """Policy that decides the eviction order."""
+        self.listed = EvictionList(policy, self.slots.key)
+        """Chunks that the policy knows: READY, and not demoting."""
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
-        self._tenants = policy if isinstance(policy, TenantPolicy) else None
-        self._release_after_write = (
-            policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release
-        )
         self._free = IdPool(num_slots)
-        self._evictable = 0
-        self._demoting: set[int] = set()  # a few: bounded by the writes in flight
+        self.dropping = ChunkDropping(self.slots, self._free, self.listed, self.waiters)
+        """Removal of chunks that are not evicted."""
 
     def __len__(self) -> int:
         """Number of visible chunks."""
@@ -64,7 +61,7 @@ class HostTier:
     @property
     def room(self) -> int:
         """Number of slots available now: free ones and those of evictable chunks."""
-        return len(self._free) + self._evictable
+        return len(self._free) + self.listed.evictable
 
     @property
     def free(self) -> int:
@@ -72,14 +69,9 @@ class HostTier:
         return len(self._free)
 
     @property
-    def demoting(self) -> AbstractSet[int]:
-        """Slots of chunks that are being written to a lower tier and evicted afterwards."""
-        return self._demoting
-
-    @property
     def has_quotas(self) -> bool:
         """Whether the policy keeps quotas of tenants."""
-        return self._tenants is not None
+        return self.listed.tenants is not None
 
     def refused(self, keys: Sequence[Key]) -> Collection[int]:
         """Positions of those ``keys`` that the policy does not admit."""
@@ -87,10 +79,10 @@ class HostTier:
 
     def ready_slots(self, leases: Iterable[tuple[int, int]]) -> list[int]:
         """Slots of those ``leases`` (slot, generation) whose chunks are READY and not demoting."""
-        table, demoting = self.slots, self._demoting
+        table, demoting = self.slots, self.slots.demoting
         generations, states = table.generations, table.states
         slots = [slot for slot, generation in leases if generations[slot] == generation and states[slot] == _READY]
-        if table.stale or demoting:
+        if table.unswept or demoting:
             slots = [slot for slot in slots if slot not in demoting and not table.is_stale(slot)]
         return slots
 
@@ -98,14 +90,14 @@ class HostTier:
 
     def pin(self, slots: Iterable[int]) -> None:
         """Keep the slots until :meth:`unpin`. Costs next to nothing: the policy is not informed."""
-        if self._demoting:
+        if self.slots.demoting:
             slots = tuple(slots)
             self.cancel_demotions(slots)
-        pins = self.slots.pins
+        pins, listed = self.slots.pins, self.listed
         for slot in slots:
             count = pins[slot]
             if not count:  # only READY chunks can be without pins
-                self._evictable -= 1
+                listed.evictable -= 1
             pins[slot] = count + 1
 
     def unpin(self, slots: Iterable[int]) -> None:
@@ -117,11 +109,12 @@ class HostTier:
             InvariantError: a slot has no pin.
         """
         table = self.slots
-        if table.stale:
+        if table.unswept:
             slots = tuple(slots)
-            self._drop_stale(slots)
+            self.dropping.drop_stale(slots)
         pins, states, write_pins = table.pins, table.states, table.write_pins
         used: list[int] = []
+        gone: list[int] = []
         idle = 0
         for slot in slots:
             count = pins[slot] - 1
@@ -133,20 +126,22 @@ class HostTier:
                     used.append(slot)
                     idle += 1
                 else:
-                    self._free_doomed([slot])
+                    gone.append(slot)
             elif write_pins[slot] == count and states[slot] == _READY:
                 used.append(slot)
         if used:
-            self._evictable += idle
+            self.listed.evictable += idle
             self.policy.release(used)
+        if gone:
+            self.dropping.free_doomed(gone)
 
     def pin_to_write(self, slots: Iterable[int]) -> None:
         """Keep the slots for a write to a lower tier until :meth:`unpin_written`. Does not cancel demotions."""
-        pins, write_pins = self.slots.pins, self.slots.write_pins
+        pins, write_pins, listed = self.slots.pins, self.slots.write_pins, self.listed
         for slot in slots:
             count = pins[slot]
             if not count:
-                self._evictable -= 1
+                listed.evictable -= 1
             pins[slot] = count + 1
             write_pins[slot] += 1
 
@@ -157,10 +152,11 @@ class HostTier:
             InvariantError: one of them has no write pin.
         """
         table = self.slots
-        if table.stale:
-            self._drop_stale(slots)
+        if table.unswept:
+            self.dropping.drop_stale(slots)
         pins, states, write_pins = table.pins, table.states, table.write_pins
         idle: list[int] = []
+        gone: list[int] = []
         for slot in slots:
             if not write_pins[slot]:
                 raise self._not_pinned(slot)
@@ -168,13 +164,12 @@ class HostTier:
             count = pins[slot] - 1
             pins[slot] = count
             if not count:
-                if states[slot] == _READY:
-                    idle.append(slot)
-                else:
-                    self._free_doomed([slot])
+                (idle if states[slot] == _READY else gone).append(slot)
         if idle:
-            self._evictable += len(idle)
-            self._release_after_write(idle)
+            self.listed.evictable += len(idle)
+            self.listed.release_after_write(idle)
+        if gone:
+            self.dropping.free_doomed(gone)
 
     def _not_pinned(self, slot: int) -> InvariantError:
         key = self.slots.keys[slot]
@@ -184,19 +179,18 @@ class HostTier:
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Count a use of those chunks that are READY; the tail of a prefix comes first (S54)."""
-        shards, states = self.slots.shards, self.slots.states
-        slots = [shards[key[SHARD_BYTE]].get(key) for key in keys]
-        ready = [slot for slot in slots if slot is not None and states[slot] == _READY]
-        if self._demoting:
+        states = self.slots.states
+        ready = [slot for slot in self.slots.find_all(keys) if slot is not None and states[slot] == _READY]
+        if self.slots.demoting:
             self.cancel_demotions(ready)
         self.policy.touch(ready)
 
     # -- admission and filling ---------------------------------------------------------------------------------------
 
-    def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST) -> list[int]:
+    def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST, ranks: Sequence[int] = ()) -> list[int]:
         """Give each key a slot, pinned once by the caller, to be filled.
 
-        The caller has made room before, and checked that no key is visible.
+        The caller has made room before, and checked that no key is visible. ranks: one per chunk; empty: unknown.
 
         Raises:
             InvariantError: there are fewer free slots.
@@ -206,7 +200,8 @@ class HostTier:
         slots = self._free.take(len(keys))
         table = self.slots
         # One number for the whole batch differs from those of all previous owners of these slots.
-        table.newest_generation = generation = (table.newest_generation + 1) % _GENERATIONS
+        table.newest_generation = generation = (table.newest_generation + 1) % GENERATIONS
+        table.new_generations += 1
         code, pages, shards = CODES[state], table.keys.pages, table.shards
         states, pins, generations = table.states, table.pins, table.generations
         for key, slot in zip(keys, slots, strict=True):
@@ -215,6 +210,8 @@ class HostTier:
             shards[key[SHARD_BYTE]][key] = slot
             states[slot] = code
             pins[slot] = 1
+        for slot, rank in zip(slots, ranks or repeat(0), strict=False):
+            table.ranks[slot] = rank
         table.filling.update(slots)
         if origin != HOST:
             table.origins.update(dict.fromkeys(slots, origin))
@@ -228,16 +225,14 @@ class HostTier:
             The chunks that are READY now, in the order of ``slots``.
         """
         table = self.slots
-        if table.stale:
-            self._drop_stale(slots)
-        before = CODES[_FILLING[event]]
-        after = CODES[TRANSITIONS[_FILLING[event], event]]
+        if table.unswept:
+            self.dropping.drop_stale(slots)
+        before = CODES[FILLING[event]]
+        after = CODES[TRANSITIONS[FILLING[event], event]]
         states, pins, pages = table.states, table.pins, table.keys.pages
         done = [slot for slot in slots if states[slot] == before]
         if len(done) < len(slots):
-            for slot in slots:
-                if states[slot] != before:
-                    self._end_filling_doomed(slot, event)
+            self._end_filling_doomed([slot for slot in slots if states[slot] != before], event)
         keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
         idle = 0
         for slot in done:
@@ -247,8 +242,8 @@ class HostTier:
             if not left:
                 idle += 1
         table.filling.difference_update(done)
-        self._evictable += idle
-        self.policy.add(done, keys)
+        self.listed.evictable += idle
+        self.listed.order.add(done, keys, [table.ranks[slot] for slot in done])
         table.log.note(event, STATES[after], keys)
         if event is ChunkEvent.ARRIVED:
             for slot in done:
@@ -257,29 +252,51 @@ class HostTier:
             self.waiters.settle(done, readable=True)
         return Filled(done, keys)
 
-    def failed(self, slots: Iterable[int]) -> None:
+    def failed(self, slots: Sequence[int]) -> None:
         """End I/O that should have filled these slots and failed, and its pins."""
         table = self.slots
-        for slot in slots:
-            if table.stale:
-                self._drop_stale((slot,))
-            if table.states[slot] == _DOOMED:
-                self._end_filling_doomed(slot, ChunkEvent.FAILED)
-                continue
+        if table.unswept:
+            self.dropping.drop_stale(slots)
+        lost = [slot for slot in slots if table.states[slot] != _DOOMED]
+        if len(lost) < len(slots):
+            self._end_filling_doomed([slot for slot in slots if table.states[slot] == _DOOMED], ChunkEvent.FAILED)
+        if not lost:
+            return
+        table.transition(lost, ChunkEvent.FAILED)
+        table.filling.difference_update(lost)
+        for slot in lost:
             key = table.keys[slot]
-            table.transition((slot,), ChunkEvent.FAILED)
-            table.filling.remove(slot)
             del table.shards[key[SHARD_BYTE]][key]
-            self.waiters.settle((slot,), readable=False)
-            self.unpin((slot,))
+        self.waiters.settle(lost, readable=False)
+        self.unpin(lost)
 
-    def _end_filling_doomed(self, slot: int, event: ChunkEvent) -> None:
-        """End the I/O that fills the slot of a chunk that was dropped meanwhile."""
-        self.slots.transition((slot,), event)
-        self.slots.filling.discard(slot)
-        self.unpin((slot,))
+    def _end_filling_doomed(self, slots: Sequence[int], event: ChunkEvent) -> None:
+        """End the I/O that fills slots of chunks that were dropped meanwhile."""
+        self.slots.transition(slots, event)
+        self.slots.filling.difference_update(slots)
+        self.unpin(slots)
 
     # -- eviction ----------------------------------------------------------------------------------------------------
+
+    def continue_prefix(self, keys: Sequence[Key], ranks: Sequence[int]) -> None:
+        """Rank visible chunks anew, in prefix order, because a request continues them; the head is the most recent."""
+        table = self.slots
+        found = [(slot, rank) for slot, rank in zip(table.find_all(keys), ranks, strict=True) if slot is not None]
+        for slot, rank in found:
+            table.ranks[slot] = rank
+        ready = [slot for slot, _ in found if table.states[slot] == _READY]
+        self.cancel_demotions(ready)
+        self.listed.order.mark(ready, [table.ranks[slot] for slot in ready])
+        self.policy.release(ready[::-1])
+
+    def evict_for_tail(self, count: int, rank: int) -> Evicted:
+        """Evict up to as many chunks as needed so that ``count`` slots are free, but none that would be evicted later.
+
+        rank: of the first of the chunks that need the slots; those of its own request are kept for it.
+        """
+        short = min(count - len(self._free), self.listed.evictable)
+        victims = self.listed.evict(short, self.slots.pins, rank)
+        return self._evict(victims) if victims else Evicted((), [])
 
     def evict_for(self, count: int) -> Evicted | None:
         """Evict as many chunks as needed so that ``count`` slots are free.
@@ -290,26 +307,19 @@ class HostTier:
         short = count - len(self._free)
         if short <= 0:
             return Evicted((), [])
-        victims = self._choose(short)
+        victims = self.listed.evict(short, self.slots.pins)
         return self._evict(victims) if victims else None
 
     def evict_over_quota(self) -> Evicted:
         """Evict some chunks of tenants that are over their quotas."""
-        victims = () if self._tenants is None else self._tenants.trim(self.slots.pins)
-        self._evictable -= len(victims)
+        victims = self.listed.evict_over_quota(self.slots.pins)
         return self._evict(victims) if victims else Evicted((), [])
-
-    def _choose(self, count: int) -> Sequence[int]:
-        """Take ``count`` victims from the policy; none if there are not enough now."""
-        victims = self.policy.evict(count, self.slots.pins) if count <= self._evictable else ()
-        self._evictable -= len(victims)
-        return victims
 
     def _evict(self, victims: Sequence[int]) -> Evicted:
         table = self.slots
         table.removals += 1
-        if table.stale:
-            victims = self._without_stale(victims)
+        if table.unswept:
+            victims = self.dropping.without_stale(victims)
         states, pages, shards = table.states, table.keys.pages, table.shards
         evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
         for key, slot in zip(evicted, victims, strict=True):
@@ -326,114 +336,50 @@ class HostTier:
 
     def begin_demotions(self, count: int) -> list[int]:
         """Take up to ``count`` victims from the policy; they are demoting now, each pinned by the caller."""
-        return self._begin_demotions(self._choose(min(count, self._evictable)))
+        return self._begin_demotions(self.listed.evict(min(count, self.listed.evictable), self.slots.pins))
 
     def begin_quota_demotions(self) -> list[int]:
         """Begin to demote some chunks of tenants that are over their quotas, each pinned by the caller."""
-        victims = () if self._tenants is None else self._tenants.trim(self.slots.pins)
-        self._evictable -= len(victims)
-        return self._begin_demotions(victims)
+        return self._begin_demotions(self.listed.evict_over_quota(self.slots.pins))
 
     def _begin_demotions(self, victims: Sequence[int]) -> list[int]:
         table = self.slots
-        if table.stale:
-            victims = self._without_stale(victims)
+        if table.unswept:
+            victims = self.dropping.without_stale(victims)
         for slot in victims:
             table.pins[slot] = table.write_pins[slot] = 1
-        self._demoting.update(victims)
+        table.demoting.update(victims)
         return list(victims)
 
     def end_demotions(self, slots: Sequence[int]) -> Evicted:
         """End the writes of these slots, as :meth:`unpin_written`, and evict those that are demoting and unpinned."""
         table = self.slots
-        if table.stale:
-            self._drop_stale(slots)
-        gone = [slot for slot in slots if slot in self._demoting and table.pins[slot] == 1]
+        if table.unswept:
+            self.dropping.drop_stale(slots)
+        gone = [slot for slot in slots if slot in table.demoting and table.pins[slot] == 1]
         for slot in gone:
             table.pins[slot] = table.write_pins[slot] = 0
-        self._demoting.difference_update(gone)
+        table.demoting.difference_update(gone)
         self.unpin_written([slot for slot in slots if table.pins[slot]])
         return self._evict(gone) if gone else Evicted((), [])
 
     def cancel_demotions(self, slots: Iterable[int]) -> None:
         """Give those of ``slots`` that are demoting back to the policy: they will not be evicted after the write."""
-        if not self._demoting.isdisjoint(slots):
-            kept = list(self._demoting.intersection(slots))
-            self._demoting.difference_update(kept)
-            self.policy.add(kept, [self.slots.keys[slot] for slot in kept])
+        table = self.slots
+        if not table.demoting.isdisjoint(slots):
+            kept = list(table.demoting.intersection(slots))
+            table.demoting.difference_update(kept)
+            self.listed.order.add(kept, [table.keys[slot] for slot in kept], [table.ranks[slot] for slot in kept])
 
     # -- drop and reset ----------------------------------------------------------------------------------------------
 
     def drop(self, slots: Sequence[int]) -> None:
         """Make visible chunks invisible now; each slot is free once it has no pins."""
-        table = self.slots
-        if table.stale:
-            self._drop_stale(slots)
-        table.removals += 1
-        visible = [slot for slot in slots if table.states[slot] != _DOOMED]
-        for slot in visible:
-            key = table.keys[slot]
-            del table.shards[key[SHARD_BYTE]][key]
-        self._doom(visible)
-
-    def _doom(self, slots: Sequence[int]) -> None:
-        """Drop chunks that no table of keys names any more."""
-        states, pins = self.slots.states, self.slots.pins
-        ready = [slot for slot in slots if states[slot] == _READY]
-        if ready:
-            self.policy.remove([slot for slot in ready if slot not in self._demoting])
-            self._demoting.difference_update(ready)
-            self._evictable -= sum(not pins[slot] for slot in ready)
-        self.slots.transition(slots, ChunkEvent.DROPPED)
-        if self.waiters.by_slot:
-            self.waiters.settle(slots, readable=False)
-        self._free_doomed([slot for slot in slots if not pins[slot]])
-
-    def _free_doomed(self, slots: list[int]) -> None:
-        """Free the slots of DOOMED chunks that have no pins any more."""
-        table = self.slots
-        table.transition(slots, ChunkEvent.RELEASED)
-        for slot in slots:
-            table.keys[slot] = Key(b"")
-            if table.origins:
-                table.origins.pop(slot, None)
-        self._free.give_back(slots)
+        self.dropping.drop(slots)
 
     def reset(self) -> None:
-        """Make every chunk invisible at once, by replacing the tables of keys only.
-
-        The chunks are stale now (see :class:`SlotTable`). Each is dropped when a call touches its slot, or by
-        :meth:`sweep`.
-        """
-        table = self.slots
-        table.removals += 1
-        table.stale += [shard for shard in table.shards if shard]
-        table.shards = new_shards()
-
-    def sweep(self, chunks_max: int) -> None:
-        """Drop up to ``chunks_max`` stale chunks."""
-        stale = self.slots.stale
-        while stale and chunks_max > 0:
-            shard = stale[-1]
-            slots = [shard.popitem()[1] for _ in range(min(len(shard), chunks_max))]
-            self._drop_stale(slots)
-            chunks_max -= len(slots)
-            if not shard:
-                stale.pop()
-
-    def _drop_stale(self, slots: Iterable[int]) -> None:
-        """Drop those of ``slots`` whose chunks are stale."""
-        is_stale = self.slots.is_stale
-        self._doom([slot for slot in dict.fromkeys(slots) if is_stale(slot)])
-
-    def _without_stale(self, victims: Sequence[int]) -> list[int]:
-        """Victims that are not stale. The slots of the stale ones become free; their eviction is not reported."""
-        stale = [slot for slot in victims if self.slots.is_stale(slot)]
-        self.slots.transition(stale, ChunkEvent.DROPPED)
-        gone = set(stale)
-        kept = [slot for slot in victims if slot not in gone]
-        self._free_doomed(stale)
-        return kept
+        """Make every chunk invisible at once, whatever their number: see :class:`~.dropping.ChunkDropping`."""
+        self.dropping.reset()
 
     # -- check -------------------------------------------------------------------------------------------------------
 
@@ -443,28 +389,4 @@ class HostTier:
         Raises:
             InvariantError: one is broken; names it.
         """
-        table = self.slots
-        owned = [slot for slot in range(self.num_slots) if table.states[slot]]
-        require(len(owned) + len(self._free) == self.num_slots, "slots free + owned differ from capacity")
-        require(len(set(self._free)) == len(list(self._free)), "a slot is free twice")
-        evictable = known = 0
-        for slot in owned:
-            key, code, pins = table.keys[slot], table.states[slot], table.pins[slot]
-            what = f"chunk {key.hex()} ({STATES[code].value}, {pins} pins)"
-            require(pins > 0 or code == _READY, f"{what}: it has no pins")
-            demoting = slot in self._demoting
-            write_pins = table.write_pins[slot]
-            require(write_pins <= pins, f"{what}: {write_pins} of its pins are for writes")
-            require(not demoting or (code == _READY and write_pins > 0), f"{what}: it is demoting without a write")
-            known += code == _READY and not demoting
-            evictable += code == _READY and not pins
-            if not table.is_stale(slot):
-                named = table.find(key)
-                require((named == slot) == (code != _DOOMED), f"{what}, slot {slot}: its key names slot {named}")
-            filling = slot in table.filling
-            require(filling == (STATES[code] in _FILLING.values()) or code == _DOOMED, f"{what}: filling is {filling}")
-            require(pins >= filling, f"{what}: the I/O that fills it does not pin it")
-        require(evictable == self._evictable, f"{evictable} chunks are evictable, {self._evictable} are counted")
-        require(known == len(self.policy), f"{known} chunks were added to the policy, it has {len(self.policy)}")
-        named = len(table)
-        require(named <= len(owned), f"{named} keys are visible, {len(owned)} slots are owned")
+        check_slots(self.slots, self._free, self.listed)

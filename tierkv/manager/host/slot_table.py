@@ -13,29 +13,39 @@ from itertools import repeat
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, column, new_shards, shards_len
+from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, column, new_shards, shards_len
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
 _GONE, _READY, _DOOMED = CODES[ChunkState.GONE], CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
+_NOT_VISIBLE = (_GONE, _DOOMED)
 _make_ref = partial(tuple.__new__, SlotRef)
+
+GENERATIONS = 1 << 32
+"""Number of generations; the last one is followed by 0."""
+
+OLD_KEYS, OLD_SHARDS = 8, 4
+"""Keys of each shard, and empty shards, that one call of :meth:`SlotTable.free_old_keys` frees."""
 
 
 class SlotTable:
     """Columns by slot, and the tables of keys. Sans-IO; every question is O(1) per slot or key.
 
-    A chunk is *stale* when it was in the host tier before a reset and its slot has not been swept yet. No table of keys
-    names the slot of a stale chunk any more.
+    A chunk is *stale* when it was admitted before the latest reset and has not been dropped yet: its generation is
+    older than the reset. No table of keys names the slot of a stale chunk any more.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.shards = new_shards()
         """Key -> slot of the visible chunks."""
-        self.stale: list[dict[Key, int]] = []
-        """Tables of keys from before a reset, until they are swept."""
+        self.unswept = 0
+        """Slots below this number may have stale chunks; 0: there are none."""
+        self._old_tables: list[Shards] = []  # from before resets; nothing reads them
         self.filling: set[int] = set()
         """Slots that I/O is filling, also of chunks that are DOOMED meanwhile."""
+        self.demoting: set[int] = set()
+        """Slots of READY chunks that are written to a lower tier and evicted afterwards; bounded by the writes."""
         self.keys = KeyColumn(num_slots)
         self.states = bytearray(num_slots)
         """Code of the state (:data:`CODES`)."""
@@ -45,8 +55,12 @@ class SlotTable:
         """Number of pins for writes to lower tiers."""
         self.generations = column("I", num_slots)
         """Number that differs between successive owners of a slot."""
+        self.ranks = column("Q", num_slots)
+        """Rank of the chunk in its prompt (:mod:`tierkv.policies.prefix_order`); 0: unknown."""
         self.newest_generation = 0
         """Generation of the chunks that were admitted last."""
+        self.new_generations = 0
+        """Number of generations since the latest reset."""
         self.origins: dict[int, str] = {}
         """Source tier of the chunks that are being read from one; a few at a time."""
         self.removals = 0
@@ -64,6 +78,11 @@ class SlotTable:
         """Slot of a visible chunk; None if there is none."""
         return self.shards[key[SHARD_BYTE]].get(key)
 
+    def find_all(self, keys: Iterable[Key]) -> list[int | None]:
+        """Slot of each visible chunk; None for a key that has none."""
+        shards = self.shards  # "in" is no call, and get() is one per key
+        return [shard[key] if key in (shard := shards[key[SHARD_BYTE]]) else None for key in keys]
+
     def is_readable(self, key: Key) -> bool | None:
         """Whether a visible chunk is READY; None if there is no such chunk."""
         slot = self.shards[key[SHARD_BYTE]].get(key)
@@ -71,13 +90,11 @@ class SlotTable:
 
     def state(self, slot: int) -> ChunkState:
         """State of the chunk that owns a slot; GONE if the slot is free."""
-        return ChunkState.DOOMED if self.is_stale(slot) else STATES[self.states[slot]]
+        return ChunkState.DOOMED if self.unswept and self.is_stale(slot) else STATES[self.states[slot]]
 
     def is_stale(self, slot: int) -> bool:
         """Whether the chunk in a slot is from before a reset and has not been dropped yet."""
-        if not self.stale or self.states[slot] in (_GONE, _DOOMED):
-            return False
-        return self.find(self.keys[slot]) != slot
+        return bool(self.unswept and self.stale_among((slot,)))
 
     def is_idle(self, slot: int) -> bool:
         """Whether the chunk in a slot is READY and has no pins."""
@@ -86,7 +103,7 @@ class SlotTable:
     def is_ready(self, slot: int, generation: int) -> bool:
         """Whether a slot still has the owner of that generation, and this chunk is READY."""
         here = self.generations[slot] == generation and self.states[slot] == _READY
-        return here and not (self.stale and self.is_stale(slot))
+        return here and not (self.unswept and self.is_stale(slot))
 
     def is_written(self, slot: int) -> bool:
         """Whether a write to a lower tier pins a slot."""
@@ -119,6 +136,15 @@ class SlotTable:
         """Those of ``keys`` that are not visible."""
         shards = self.shards
         return [key for key in keys if key not in shards[key[SHARD_BYTE]]]
+
+    def stale_among(self, slots: Iterable[int]) -> list[int]:
+        """Those of ``slots`` whose chunks are stale, each once. None of them is if :attr:`unswept` is 0."""
+        newest, new, generations, states = self.newest_generation, self.new_generations, self.generations, self.states
+        return [
+            slot
+            for slot in dict.fromkeys(slots)
+            if (newest - generations[slot]) % GENERATIONS >= new and states[slot] not in _NOT_VISIBLE
+        ]
 
     def pinned_once(self, slots: Iterable[int]) -> Iterator[int]:
         """Those of ``slots`` that have exactly one pin."""
@@ -157,10 +183,18 @@ class SlotTable:
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
+    def keys_of(self, slots: Iterable[int]) -> tuple[Key, ...]:
+        """Keys of the chunks that own these slots."""
+        pages = self.keys.pages
+        return tuple([pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in slots])
+
+    def ranks_of(self, slots: Iterable[int]) -> tuple[int, ...]:
+        """Ranks of the chunks that own these slots."""
+        return tuple(map(self.ranks.__getitem__, slots))
+
     def refs(self, slots: Sequence[int]) -> tuple[SlotRef, ...]:
         """Leases on these slots."""
-        generations = self.generations
-        return tuple(map(_make_ref, zip(slots, [generations[slot] for slot in slots], strict=True)))
+        return tuple(map(_make_ref, zip(slots, map(self.generations.__getitem__, slots), strict=True)))
 
     def newest_refs(self, slots: Sequence[int]) -> tuple[SlotRef, ...]:
         """Leases on slots of the last batch that was admitted; cheaper than :meth:`refs`."""
@@ -199,17 +233,49 @@ class SlotTable:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
+    def forget_all(self) -> None:
+        """Make every chunk invisible. To free a million keys at once takes too long, so they are kept for a while."""
+        if len(self) > OLD_KEYS * len(self.shards):
+            self._old_tables.append(self.shards)
+        self.shards = new_shards()
+
+    def free_old_keys(self) -> None:
+        """Free some keys that :meth:`forget_all` has kept.
+
+        They come from all shards alike, the latest first. The keys of one shard are scattered over the memory of all:
+        if one shard went after the other, the last one would return all the memory to the system at once.
+        """
+        if not self._old_tables:
+            return
+        shards = self._old_tables[-1]
+        for shard in shards:
+            for _ in range(min(OLD_KEYS, len(shard))):
+                shard.popitem()
+        for _ in range(OLD_SHARDS):
+            if shards and not shards[-1]:
+                shards.pop()
+        if not shards:
+            self._old_tables.pop()
+
+    @property
+    def old_keys(self) -> int:
+        """Number of keys that :meth:`forget_all` has kept and nothing reads."""
+        return sum(map(shards_len, self._old_tables))
+
     def transition(self, slots: Sequence[int], event: ChunkEvent) -> None:
         """Move chunks to the states after ``event``.
 
         Raises:
             IllegalTransitionError: the table has no row for the state of one of them.
         """
-        moved: dict[ChunkState, list[Key]] = {}
+        states, pages = self.states, self.keys.pages
+        by_code: dict[int, list[int]] = {}
         for slot in slots:
-            key = self.keys[slot]
-            after = CHUNK_STATES.next(STATES[self.states[slot]], event, key, partial(self.log.describe, key))
-            self.states[slot] = CODES[after]
-            moved.setdefault(after, []).append(key)
-        for after, keys in moved.items():
-            self.log.note(event, after, keys)
+            by_code.setdefault(states[slot], []).append(slot)
+        for code, alike in by_code.items():
+            first = self.keys[alike[0]]
+            after = CHUNK_STATES.next(STATES[code], event, first, partial(self.log.describe, first))
+            code_after = CODES[after]
+            for slot in alike:
+                states[slot] = code_after
+            self.log.note(event, after, [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in alike])

@@ -9,6 +9,9 @@ Flow: ``presence`` answers a lookup with HIT, MISS or RETRY; RETRY leads to a pr
 chunks to write. ``evict_for`` schedules deletions before the tier is full, and ``take_deletions`` returns them once per
 step. An acknowledged write is ``stored``; a write that failed is *uncertain* until its deletion is confirmed.
 
+Parts: :mod:`row_table` has the columns by chunk and answers questions, :mod:`residency` changes them, with a
+:mod:`deletions` queue. :mod:`lower_tier` adds phase, answers and write queue. :mod:`tier_list` has all tiers in order.
+
 Invariants: used plus reserved bytes stay within the capacity. The policy knows exactly the chunks that are stored and
 not being deleted. No chunk is written and deleted at the same time.
 """

@@ -23,24 +23,25 @@ class ChunkSizes:
     """
 
     def __init__(self, group_bytes: Sequence[int]) -> None:
-        self._raw = tuple(group_bytes)
-        self._frames = tuple(map(frame_bytes_bound, group_bytes))
+        groups = [group.to_bytes(GROUP_BYTES, "big") for group in range(len(group_bytes))]  # as a key ends with it
+        self._raw = dict(zip(groups, group_bytes, strict=True))
+        self._frames = {group: frame_bytes_bound(raw_bytes) for group, raw_bytes in self._raw.items()}
 
     def raw(self, keys: Iterable[Key]) -> int:
         """Bytes of these chunks together, before they are framed."""
         raw = self._raw
-        return sum([raw[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys])
+        return sum([raw[key[-GROUP_BYTES:]] for key in keys])
 
     @property
     def frame_bound_max(self) -> int:
         """Upper bound of the bytes at rest of any chunk."""
-        return max(self._frames)
+        return max(self._frames.values())
 
     def frame_bound(self, key: Key) -> int:
         """Upper bound of the bytes at rest of a chunk."""
-        return self._frames[int.from_bytes(key[-GROUP_BYTES:], "big")]
+        return self._frames[key[-GROUP_BYTES:]]
 
     def frame_bounds(self, keys: Iterable[Key]) -> int:
         """Upper bound of the bytes at rest of these chunks together."""
         frames = self._frames
-        return sum([frames[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys])
+        return sum([frames[key[-GROUP_BYTES:]] for key in keys])

@@ -7,16 +7,22 @@ known, each for a while.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tierkv.abc import AdmissionPolicy, Capabilities, EvictionPolicy
+from tierkv.manager.lower.learned_room import LearnedRoom
 from tierkv.manager.lower.presence_cache import PresenceCache
-from tierkv.manager.lower.residency import DELETING, STORED, WRITING, Residency
+from tierkv.manager.lower.probe_queue import ProbeQueue
+from tierkv.manager.lower.residency import Residency
+from tierkv.manager.lower.row_table import DELETING, STORED, WRITING
 from tierkv.manager.lower.tier_phase import TIER_PHASES, TierEvent, TierPhase
+from tierkv.structures.key_table import KeyDirectory
 from tierkv.structures.lease_queue import LeaseQueue
 from tierkv.structures.seen_filter import SeenFilter
+from tierkv.structures.written_order import WrittenRanks
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
@@ -24,8 +30,8 @@ from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 _SAME_STEP_S = 1e-6
 """Shortest time for which an answer is kept: until the end of its step, so that a waiting request sees it."""
 
-EMPTIED_PER_STEP_MAX = 512
-"""Chunks whose deletion is scheduled per step after a reset, so that a step stays short."""
+PROBE_SHARE = 1 / 8
+"""Share of its deadline that a probe should take. So a tier that is slower than expected still answers in time."""
 
 
 class WritePolicy(StrEnum):
@@ -55,7 +61,9 @@ class LowerTierLimits:
     read_deadline_s: float = 10.0
     write_deadline_s: float = 30.0
     probe_keys_max: int = 1024
-    """Keys per existence probe."""
+    """Largest number of keys per existence probe."""
+    concurrency: int | None = None
+    """Calls to the backend at once; None: as many as it prefers."""
     presence_ttl_s: float = 30.0
     """Time for which a shared tier's answer "present" is kept."""
     absence_ttl_s: float = 1.0
@@ -76,18 +84,39 @@ class LowerTierLimits:
 
 
 class LowerTier:
-    """State of one lower tier. Sans-IO, single-threaded; O(1) amortised per key."""
+    """State of one lower tier. Sans-IO, single-threaded; O(1) amortised per key.
 
-    def __init__(
-        self, index: int, name: str, capabilities: Capabilities, limits: LowerTierLimits, policy: EvictionPolicy
+    Args:
+        index: number of the tier.
+        name: its name.
+        capabilities: what its backend declares.
+        limits: its bounds.
+        policy: decides the eviction order.
+        directory: shared by the tiers of a stack that have an authoritative index, so that one lookup finds a key in
+            all of them; None: one of its own.
+        rank_salt: of the ranks that are written here; see :class:`~tierkv.structures.written_order.WrittenRanks`.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the composition root hands everything in
+        self,
+        index: int,
+        name: str,
+        capabilities: Capabilities,
+        limits: LowerTierLimits,
+        policy: EvictionPolicy,
+        directory: KeyDirectory | None = None,
+        *,
+        rank_salt: int = 0,
     ) -> None:
         self.index = index
         self.name = name
         self.capabilities = capabilities
         self.limits = limits
         self.phase = TierPhase.SERVING
-        self.residency = Residency(name, policy, limits.capacity_bytes, limits.suspect_ttl_s)
+        directory = directory if capabilities.authoritative_index else None
+        self.residency = Residency(name, policy, limits.capacity_bytes, limits.suspect_ttl_s, directory)
         """Chunks stored, written, read and deleted here, and the account of bytes."""
+        self._room = LearnedRoom(limits.capacity_bytes)
         self.presence_cache = PresenceCache(limits.presence_keys_max)
         """Recent answers about chunks, and chunks that count as absent for a while."""
         self.write_queue = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
@@ -96,14 +125,24 @@ class LowerTier:
         """Chunks that were used once; None unless the tier writes on reuse."""
         self.queue_chunks_max = limits.queue_chunks_max
         """Share of ``limits.queue_chunks_max`` that the tier may use beside other tiers."""
+        self.written_ranks = WrittenRanks(rank_salt, kept=capabilities.keeps_ranks)
+        """Ranks to write with chunks."""
+        self.answered_s = float("-inf")
+        """Time of the latest operation that it answered."""
         self._transitions: TransitionLog[TierEvent, TierPhase] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
         self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
-        self._deferred_writes: dict[Key, tuple[int, int]] = {}  # leases on chunks to write after a deletion
+        self._deferred_writes: dict[Key, tuple[int, int]] = {}  # leases on chunks that wait for a deletion or answer
+        self._takes_writes = limits.writes
         self._late_changes = 0  # writes and deletions that run on behind their deadlines
-        self._to_probe: dict[Key, None] = {}
-        self._probing: set[Key] = set()
+        self.probes = ProbeQueue(
+            limits.concurrency or capabilities.preferred_concurrency,
+            min(capabilities.preferred_batch, limits.probe_keys_max),
+            limits.probe_keys_max,
+            limits.probe_deadline_s * PROBE_SHARE,
+        )
+        """Chunks whose existence is asked for."""
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -119,6 +158,8 @@ class LowerTier:
     def health_changed(self, *, usable: bool) -> None:
         """Dispatch reports whether it can use the tier."""
         self._apply(TierEvent.HEALTH_REGAINED if usable else TierEvent.HEALTH_LOST)
+        if not usable:
+            self.probes.clear()
 
     def reset(self) -> None:
         """Begin to delete every chunk; :meth:`continue_reset` follows in every step."""
@@ -127,15 +168,19 @@ class LowerTier:
     def detach(self) -> None:
         """Take the tier out of service for good. Operations that are under way still end."""
         self._apply(TierEvent.DETACHED)
-        self._to_probe.clear()
+        self.probes.clear()
 
-    def continue_reset(self) -> None:
-        """Schedule some more deletions after a reset. With the last one confirmed the tier is in service again."""
+    def continue_reset(self, victims_max: int) -> int:
+        """Schedule some more deletions after a reset. With the last one confirmed the tier is in service again.
+
+        Returns:
+            Number of scheduled deletions, at most ``victims_max``.
+        """
         residency = self.residency
-        if self.phase.usable and residency.evict(EMPTIED_PER_STEP_MAX):  # out of service it would refuse every step
-            return
+        victims = residency.evict(victims_max) if self.phase.usable else ()  # out of service it would refuse every step
         if not (len(residency.policy) or residency.num_deleting or residency.num_writing):
             self._apply(TierEvent.EMPTIED)
+        return len(victims)
 
     @property
     def emits_events(self) -> bool:
@@ -161,7 +206,7 @@ class LowerTier:
 
         Not while the tier is out of service, or is late with such a call: the wait has no bound.
         """
-        waits = self.phase.emptying or len(self.write_queue) > 0 or len(self._deferred_writes) > 0
+        waits = self.phase.emptying or bool(self.write_queue or self._deferred_writes)
         return waits and self.phase.usable and not self._late_changes
 
     def change_is_late(self) -> None:
@@ -175,43 +220,43 @@ class LowerTier:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is due or under way."""
-        return not (self.write_queue or self._probing) and self.residency.is_quiet
+        return not (self.write_queue or self.probes) and self.residency.is_quiet
+
+    def is_idle(self) -> bool:
+        """Whether no instruction can be due: nothing waits to be asked, written or deleted here."""
+        residency = self.residency
+        if residency.num_deleting or residency.has_quotas or self.phase.emptying:
+            return False
+        return not (self.probes or self.write_queue)
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
-    def presence(self, key: Key, now: float) -> LookupResult:
-        """Whether ``key`` is here: HIT, MISS, or RETRY if a shared tier has to be probed first."""
-        return self._presence(key, self.residency.flags_of(key), now)
+    def presence(self, key: Key, now: float, since: float = math.inf) -> LookupResult:
+        """Whether ``key`` is here: HIT, MISS, or RETRY if a shared tier has to be probed first.
 
-    def _presence(self, key: Key, flags: int, now: float) -> LookupResult:
+        since: answers given since then count, also if they have expired.
+        """
+        return self.presence_of(key, self.residency.rows.flags_of(key), now, since)
+
+    def presence_of(self, key: Key, flags: int, now: float, since: float = math.inf) -> LookupResult:
+        """Answer of :meth:`presence` for a key with these flags here."""
         if self.phase is not TierPhase.SERVING or flags & DELETING:
             return LookupResult.MISS
-        answer = self.presence_cache.get(key, now) if self.presence_cache.any else None
+        answer = self.presence_cache.get(key, now, since) if self.presence_cache.any else None
         if answer is not None:
             return LookupResult.HIT if answer else LookupResult.MISS
         if self.capabilities.authoritative_index:
             return LookupResult.HIT if flags & STORED else LookupResult.MISS
         return LookupResult.RETRY
 
-    def probe_later(self, key: Key) -> None:
-        """Queue an existence probe for ``key`` unless one is under way. Over the bound, a later step asks again."""
-        if key not in self._probing and len(self._to_probe) < self.limits.probe_keys_max:
-            self._to_probe[key] = None
-
-    def take_probe(self) -> tuple[Key, ...]:
-        """Take the keys to probe now, in the order in which they were asked for."""
-        if not self._to_probe or self._probing:
-            return ()
-        keys = tuple(self._to_probe)
-        self._to_probe.clear()
-        self._probing.update(keys)
-        return keys
+    def had(self, key: Key, now: float) -> bool:
+        """Whether the latest answer about ``key`` that is still remembered, expired or not, was "present"."""
+        return bool(self.presence_cache.get(key, now, -math.inf))
 
     def probed(self, key: Key, now: float, *, present: bool) -> None:
-        """End the probe of one key. No answer in time counts as absent."""
-        self._probing.discard(key)
+        """Keep the answer about one key. No answer in time counts as absent."""
         ttl = self._present_s if present else self._absent_s
-        self.presence_cache.put(key, now + ttl, present=present)
+        self.presence_cache.put(key, now + ttl, present=present, answered=now)
 
     def mark_absent(self, key: Key, now: float) -> None:
         """Count ``key`` as absent for a while, because a read of it failed."""
@@ -219,16 +264,18 @@ class LowerTier:
 
     # -- stored and deleted ------------------------------------------------------------------------------------------
 
-    def stored(self, entries: Sequence[tuple[Key, int]], now: float) -> None:
-        """Record acknowledged writes: keys, each with the bytes of its frame."""
+    def stored(
+        self, entries: Sequence[tuple[Key, int]], now: float, ranks: Sequence[int] = (), written: Sequence[int] = ()
+    ) -> None:
+        """Record acknowledged writes: keys, each with the bytes of its frame; the ranks as :meth:`Residency.add`."""
         if self.capabilities.authoritative_index:
             if self.presence_cache.any:
                 for key, _ in entries:
                     self.presence_cache.forget(key)
-            self.residency.add(entries)
+            self.residency.add(entries, ranks, written)
         else:
             for key, _ in entries:
-                self.presence_cache.put(key, now + self._present_s, present=True)
+                self.probed(key, now, present=True)
 
     def forget(self, key: Key, now: float) -> bool:
         """Record that ``key`` is not here. Returns whether it was known to be."""
@@ -238,21 +285,28 @@ class LowerTier:
             self.presence_cache.put(key, now + self._absent_s, present=False)
         return self.residency.discard(key) or was_known
 
-    def deleted(self, key: Key, *, ok: bool, now: float) -> bool:
-        """End a deletion. Returns whether the chunk was known to be here until now.
-
-        After a failed deletion the bytes stay on the account, because they are still at rest. The chunk counts as
-        absent for a while: its frame may be corrupt, and every deletion may be refused.
-        """
+    def deleted(self, key: Key, *, now: float) -> bool:
+        """End a deletion after which the frame is gone. Returns whether the chunk was known to be here until now."""
         residency = self.residency
         if key in residency.uncertain:
-            residency.end_uncertain(key, now, ok=ok)
+            residency.end_uncertain(key)
             return False
-        known = self.forget(key, now) if ok else False  # the policy does not know a chunk that is being deleted
-        if not ok:
-            self.mark_absent(key, now)
+        known = self.forget(key, now)  # the policy does not know a chunk that is being deleted
         residency.end_deletion(key)
         return known
+
+    def not_deleted(self, key: Key, *, tried: bool, now: float) -> None:
+        """End a deletion that failed or was refused. The bytes stay on the account, because they are still at rest.
+
+        A deletion is repeated later if the chunk is uncertain, or if it was not ``tried``: the queue of dispatch was
+        full. Otherwise the chunk counts as absent for a while, because its frame may be corrupt.
+        """
+        was_full = not tried and self.phase.usable and not self.capabilities.read_only
+        if was_full or key in self.residency.uncertain:
+            self.residency.retry_deletion(key, now, soon=was_full)
+        else:
+            self.mark_absent(key, now)
+            self.residency.end_deletion(key)
 
     def mark_uncertain(self, key: Key, frame_bytes: int) -> None:
         """Schedule the deletion of a chunk whose write failed; see :meth:`Residency.mark_uncertain`.
@@ -264,46 +318,72 @@ class LowerTier:
 
     def may_delete(self, key: Key, now: float) -> bool:
         """Whether ``key`` is here, and not being read, written or deleted."""
-        return self.residency.is_idle(key) and self.presence(key, now) is LookupResult.HIT
+        return self.residency.rows.is_idle(key) and self.presence(key, now) is LookupResult.HIT
 
-    def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
+    def load_index(self, entries: Iterable[tuple[Key, int]], written: Sequence[int] = ()) -> None:
         """Take over the index of the backend; see :meth:`Residency.load_index`."""
-        self.residency.load_index(entries)
+        self.residency.load_index(entries, written)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def wants(self, key: Key, now: float) -> bool:
-        """Whether a chunk should be written here: it is neither stored nor being written, and the tier takes writes."""
-        flags = self.residency.flags_of(key)
-        if not self.limits.writes or flags & (WRITING | DELETING):
+        """Whether a chunk should be written here: it is neither stored nor being written, and the tier takes writes.
+
+        Not yet if it waits for a deletion or an answer.
+        """
+        flags = self.residency.rows.flags_of(key)
+        if not self._takes_writes or flags & (WRITING | DELETING) or key in self._deferred_writes:
             return False
-        return self._presence(key, flags, now) is not LookupResult.HIT
+        return self.presence_of(key, flags, now) is not LookupResult.HIT
 
     def missing(self, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, that it wants; see :meth:`wants`."""
-        if not self.limits.writes:
+        if not self._takes_writes:
             return []
         indexed = self.phase is TierPhase.SERVING and self.capabilities.authoritative_index
         if self.presence_cache.any or not indexed:
             return [chunk for chunk in chunks if self.wants(chunk[1], now)]
-        return self.residency.without_flags(chunks)
+        return self.residency.rows.without_flags(chunks)
 
     def refused(self, keys: Sequence[Key], frame_bytes: int) -> Collection[int]:
         """Positions of those ``keys`` that the policy does not admit. frame_bytes: upper bound for each frame."""
         if self._gate is None:
             return ()
-        if self.limits.capacity_bytes is None:
-            return self._gate.refuse(keys, len(keys))
         residency = self.residency
-        free = (self.limits.capacity_bytes - residency.used_bytes - residency.reserved_bytes) // frame_bytes
+        if residency.capacity_bytes is None:
+            return self._gate.refuse(keys, len(keys))
+        free = (residency.capacity_bytes - residency.used_bytes - residency.reserved_bytes) // frame_bytes
         return self._gate.refuse(keys, max(0, free - len(self.write_queue)))
 
-    def write_after_deletion(self, key: Key, lease: tuple[int, int]) -> None:
-        """Remember a chunk that is due while its old frame is being deleted. lease: its slot and generation."""
+    def is_full(self, frame_bytes: int, now: float) -> None:
+        """Learn that the backend had no room for a frame of at most that size. Not for a shared tier."""
+        if self.capabilities.authoritative_index:
+            self._room.refused(self.residency.used_bytes, frame_bytes, now)
+            self.residency.capacity_bytes = self._room.bytes
+
+    def retry_room(self, now: float) -> None:
+        """Try after a while whether a tier that was full below its capacity has more room."""
+        if self._room.is_learned:
+            self._room.retry(now)
+            self.residency.capacity_bytes = self._room.bytes
+
+    def write_later(self, key: Key, lease: tuple[int, int]) -> None:
+        """Remember a chunk that is due when its old frame is deleted, or if the tier answers that it is absent.
+
+        lease: its slot and generation.
+        """
         self._deferred_writes[key] = lease
 
+    def drop_asked_writes(self) -> int:
+        """Forget the chunks that wait for an answer. Returns their number."""
+        deferred = self._deferred_writes
+        asked = [key for key in deferred if not self.residency.rows.flags_of(key) & DELETING]
+        for key in asked:
+            del deferred[key]
+        return len(asked)
+
     def take_deferred_writes(self, keys: Sequence[Key]) -> list[tuple[Key, tuple[int, int]]]:
-        """Take those of ``keys`` that are due since their deletion began, each with its lease."""
+        """Take those of ``keys`` that wait for a deletion or an answer, each with its lease."""
         deferred = self._deferred_writes
         return [(key, deferred.pop(key)) for key in keys if key in deferred] if deferred else []
 
@@ -315,4 +395,4 @@ class LowerTier:
         Raises:
             InvariantError: they differ from the chunks.
         """
-        self.residency.validate()
+        self.residency.validate(self.limits.capacity_bytes)

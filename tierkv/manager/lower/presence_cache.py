@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 from tierkv.structures.fifo_index import FifoIndex
 from tierkv.types.keys import Key
+
+EXPIRED_KEPT_S = 60.0
+"""Seconds for which an answer is kept at least, for lookups that were open when it was given."""
+
+EXPIRED_PER_STEP_MAX = 64
+"""Expired answers discarded per step."""
 
 
 class PresenceCache:
@@ -15,33 +22,33 @@ class PresenceCache:
         self._keys_max = keys_max
         self._order = FifoIndex()
         self._until = array("d")
+        self._answered = array("d")
         self._present = bytearray()
         self.any = False
-        """Whether there ever was an answer. While False, callers skip the lookup."""
+        """Whether there are answers, expired or not. While False, callers skip the lookup."""
 
     def __len__(self) -> int:
         """Number of answers kept, expired or not."""
         return len(self._order)
 
-    def get(self, key: Key, now: float) -> bool | None:
-        """Whether the chunk is present; None without an answer that has not expired."""
+    def get(self, key: Key, now: float, since: float = math.inf) -> bool | None:
+        """Whether the chunk is present; None without an answer that has not expired, or that was given ``since``."""
         row = self._order.find(key)
-        if row is None:
-            return None
-        if now >= self._until[row]:
-            self._order.discard(key)
+        if row is None or (now >= self._until[row] and self._answered[row] < since):
             return None
         return bool(self._present[row])
 
-    def put(self, key: Key, until: float, *, present: bool) -> None:
-        """Keep an answer until a time in seconds on the stack's clock."""
+    def put(self, key: Key, until: float, *, present: bool, answered: float = -math.inf) -> None:
+        """Keep an answer until a time in seconds on the stack's clock. answered: time at which the tier gave it."""
         self.any = True
         row = self._order.put(key)
         if row >= len(self._until):
             more = self._order.length - len(self._until)
             self._until.extend([0.0] * more)
+            self._answered.extend([0.0] * more)
             self._present.extend(bytes(more))
         self._until[row] = until
+        self._answered[row] = answered
         self._present[row] = present
         if len(self._order) > self._keys_max:
             self._order.pop()
@@ -49,3 +56,13 @@ class PresenceCache:
     def forget(self, key: Key) -> None:
         """Discard the answer about a chunk."""
         self._order.discard(key)
+        self.any = len(self._order) > 0
+
+    def expire(self, now: float) -> None:
+        """Discard some of the oldest answers, if they have expired."""
+        for _ in range(min(len(self._order), EXPIRED_PER_STEP_MAX)):
+            row = self._order.oldest
+            if now < self._until[row] or now < self._answered[row] + EXPIRED_KEPT_S:
+                break
+            self._order.pop()
+        self.any = len(self._order) > 0

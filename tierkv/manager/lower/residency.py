@@ -6,18 +6,16 @@ Reserved bytes are upper bounds for writes under way, and for writes that ended 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import require
-from tierkv.policies.quotas import TenantPolicy
-from tierkv.structures.key_table import KEY_BYTES_MIN, SHARD_BYTE, KeyTable, column, longer
+from tierkv.manager.lower.deletions import DeletionQueue
+from tierkv.manager.lower.row_table import DELETING, STORED, WRITING, RowTable
+from tierkv.policies.eviction_list import EvictionList
+from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory
 from tierkv.types.keys import Key
-
-STORED, WRITING, DELETING = 1, 2, 4
-"""Flags of a row, in any combination: a frame is at rest in the tier; one is being written; one is being deleted."""
 
 HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
 """Bounds of the frames for which a full tier makes room at once, so that the next write need not wait."""
@@ -27,21 +25,29 @@ _LOAD_KEYS = 4096
 
 
 class Residency:
-    """Columns of one tier. Sans-IO, single-threaded; O(1) amortised per key.
+    """Account of one tier. Sans-IO, single-threaded; O(1) amortised per key.
 
     A chunk that is stored, written, read or deleted has a row: its index in all columns, and the handle that the policy
-    knows it by. The policy knows exactly the rows that are stored and not being deleted: they are *listed*.
+    knows it by.
 
     Args:
         name: of the tier, for error messages.
         policy: decides the eviction order.
         capacity_bytes: bytes at rest, or None if the tier limits itself.
-        delete_retry_s: seconds after which a failed deletion of an uncertain chunk is retried.
+        delete_retry_s: seconds after which a deletion is repeated.
+        directory: shared with other tiers, so that one lookup finds a key in all of them; None: one of its own.
     """
 
-    def __init__(self, name: str, policy: EvictionPolicy, capacity_bytes: int | None, delete_retry_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: EvictionPolicy,
+        capacity_bytes: int | None,
+        delete_retry_s: float,
+        directory: KeyDirectory | None = None,
+    ) -> None:
         self.policy = policy
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes  # less while the backend reports that it is full
         self.used_bytes = 0
         """Bytes of the stored frames."""
         self.reserved_bytes = 0
@@ -52,20 +58,21 @@ class Residency:
         """Number of chunks whose deletion is due or under way."""
         self.uncertain: dict[Key, int] = {}
         """Bytes that stay reserved for a chunk until its deletion is confirmed."""
+        self.rows = RowTable(directory)
+        """Columns by row, with every question about one chunk."""
         self._name = name
-        self._delete_retry_s = delete_retry_s
-        self._tenants = policy if isinstance(policy, TenantPolicy) else None
-        if self._tenants is not None:
-            self._tenants.chunk_bytes = self.frame_bytes_of
-        self._rows = KeyTable()
-        self._flags = bytearray()
-        self._frame_bytes = column("Q", 0)
-        self._uses = column("I", 0)
-        self._evictable = 0
+        self.listed = EvictionList(policy, self.rows.keys.key)
+        """Rows that the policy knows: stored, and not being deleted."""
+        if self.listed.tenants is not None:
+            self.listed.tenants.chunk_bytes = self.rows.frame_bytes_of
         self._deleting_bytes = 0
         self._frame_bytes_max = 1
-        self._deletions: list[Key] = []
-        self._retries: deque[tuple[float, Key]] = deque()
+        self._deletions = DeletionQueue(delete_retry_s)
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether the policy keeps quotas of tenants."""
+        return self.listed.tenants is not None
 
     def __len__(self) -> int:
         """Number of stored chunks. O(rows)."""
@@ -73,98 +80,38 @@ class Residency:
 
     def __iter__(self) -> Iterator[Key]:
         """The stored chunks."""
-        return (key for key, row in self._rows.items() if self._flags[row] & STORED)
-
-    def deleting(self) -> Iterator[Key]:
-        """The chunks whose deletion is due or under way. O(rows)."""
-        return (key for key, row in self._rows.items() if self._flags[row] & DELETING)
-
-    def listed(self) -> Iterator[tuple[Key, int, bool]]:
-        """Each chunk that the policy knows, with its frame's bytes, and whether a read or write uses it. O(rows)."""
-        return (
-            (key, self._frame_bytes[row], bool(self._uses[row]))
-            for key, row in self._rows.items()
-            if self._is_listed(row)
-        )
-
-    # -- rows --------------------------------------------------------------------------------------------------------
-
-    def _row(self, key: Key) -> int:
-        """Row of a key; a new one if it has none."""
-        row = self._rows.find(key)
-        if row is not None:
-            return row
-        row = self._rows.add(key)
-        self._lengthen()
-        return row
-
-    def _lengthen(self) -> None:
-        length = self._rows.length
-        if length > len(self._flags):
-            self._flags.extend(bytes(length - len(self._flags)))
-            self._frame_bytes, self._uses = longer(self._frame_bytes, length), longer(self._uses, length)
-
-    def _discard_unused(self, row: int) -> None:
-        """Give up a row without flags and uses."""
-        if not self._flags[row] and not self._uses[row]:
-            self._rows.discard(row)
-
-    def _is_listed(self, row: int) -> bool:
-        return self._flags[row] & (STORED | DELETING) == STORED
-
-    # -- questions ---------------------------------------------------------------------------------------------------
-
-    def flags_of(self, key: Key) -> int:
-        """Flags of a key; 0 if it has no row."""
-        row = self._rows.shards[key[SHARD_BYTE]].get(key)
-        return 0 if row is None else self._flags[row]
-
-    def without_flags(self, chunks: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
-        """Those of ``chunks``, each a slot and its key, that are neither stored nor written nor deleted here."""
-        flags, shards = self._flags, self._rows.shards
-        rows = [shards[key[SHARD_BYTE]].get(key) for _, key in chunks]
-        return [chunk for chunk, row in zip(chunks, rows, strict=True) if row is None or not flags[row]]
+        return self.rows.stored()
 
     def being_deleted(self, chunks: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, whose deletion is due or under way."""
-        return [chunk for chunk in chunks if self.flags_of(chunk[1]) & DELETING] if self.num_deleting else []
-
-    def has_bytes_of(self, key: Key) -> bool:
-        """Whether ``key`` is stored or being written."""
-        return bool(self.flags_of(key) & (STORED | WRITING))
-
-    def is_writing(self, key: Key) -> bool:
-        """Whether ``key`` is being written."""
-        return bool(self.flags_of(key) & WRITING)
-
-    def is_idle(self, key: Key) -> bool:
-        """Whether ``key`` is stored, and not being read, written or deleted."""
-        row = self._rows.find(key)
-        return row is not None and self._is_listed(row) and not self._uses[row]
-
-    def frame_bytes_of(self, row: int) -> int:
-        """Bytes at rest of the chunk in a row."""
-        return self._frame_bytes[row]
+        return [chunk for chunk in chunks if self.rows.flags_of(chunk[1]) & DELETING] if self.num_deleting else []
 
     # -- stored ------------------------------------------------------------------------------------------------------
 
-    def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
+    def load_index(self, entries: Iterable[tuple[Key, int]], written: Sequence[int] = ()) -> None:
         """Add chunks that the backend found at rest, oldest first: keys, each with the bytes of its frame.
 
-        Ignores keys that are too short to be ours, and chunks whose deletion is due or under way.
+        Ignores keys that are too short to be ours, and chunks whose deletion is due or under way. written: as ``add``.
         """
-        rest = iter(entries)
+        rest, done = iter(entries), 0
         while batch := list(islice(rest, _LOAD_KEYS)):
             usual = [(key, size) for key, size in batch if len(key) >= KEY_BYTES_MIN and size >= 0]
             if self.num_deleting:
-                usual = [entry for entry in usual if not self.flags_of(entry[0]) & DELETING]
-            self.add(usual)
+                usual = [entry for entry in usual if not self.rows.flags_of(entry[0]) & DELETING]
+            ranks = written[done : done + len(batch)]
+            if len(ranks) and len(usual) < len(batch):
+                ranks = list(map(dict(zip(batch, ranks, strict=True)).__getitem__, usual))
+            self.add(usual, (), ranks)
+            done += len(batch)
 
-    def add(self, entries: Sequence[tuple[Key, int]]) -> None:
-        """Account chunks as stored: keys, each with the bytes of its frame."""
-        rows = self._rows.numbers([key for key, _ in entries])
-        self._lengthen()
-        flags, sizes = self._flags, self._frame_bytes
+    def add(self, entries: Sequence[tuple[Key, int]], ranks: Sequence[int] = (), written: Sequence[int] = ()) -> None:
+        """Account chunks as stored: keys, each with the bytes of its frame.
+
+        ranks: one per chunk (:mod:`tierkv.policies.prefix_order`); empty: unknown. written: ranks at rest, likewise.
+        """
+        rows = self.rows.rows_of([key for key, _ in entries])
+        self.rows.written.note(rows, written)
+        flags, sizes = self.rows.flags, self.rows.frame_bytes
         new: dict[int, Key] = {}
         used_bytes = self.used_bytes
         for row, (key, frame_bytes) in zip(rows, entries, strict=True):
@@ -184,50 +131,54 @@ class Residency:
             used_bytes += frame_bytes
         self.used_bytes = used_bytes
         self._frame_bytes_max = max([self._frame_bytes_max, *[frame_bytes for _, frame_bytes in entries]])
-        self._list(list(new), list(new.values()))
+        if len(new) < len(rows) and ranks:
+            ranks = list(map(dict(zip(rows, ranks, strict=True)).__getitem__, new))
+        self._list(list(new), list(new.values()), ranks)
 
     def discard(self, key: Key) -> bool:
         """Account a chunk as not stored any more. Returns whether it was."""
-        row = self._rows.find(key)
-        if row is None or not self._flags[row] & STORED:
+        row = self.rows.keys.find(key)
+        if row is None or not self.rows.flags[row] & STORED:
             return False
-        if self._is_listed(row):
+        if self.rows.is_listed(row):
             self._unlist(row)
         else:
-            self._deleting_bytes -= self._frame_bytes[row]
-        self._flags[row] &= ~STORED
-        self.used_bytes -= self._frame_bytes[row]
-        self._discard_unused(row)
+            self._deleting_bytes -= self.rows.frame_bytes[row]
+        self.rows.flags[row] &= ~STORED
+        self.used_bytes -= self.rows.frame_bytes[row]
+        self.rows.discard_unused(row)
         return True
 
-    def _list(self, rows: Sequence[int], keys: Sequence[Key]) -> None:
+    def _list(self, rows: Sequence[int], keys: Sequence[Key], ranks: Sequence[int] = ()) -> None:
         """Add rows to the policy."""
-        self.policy.add(rows, keys)
-        uses = self._uses
-        self._evictable += len([row for row in rows if not uses[row]])
+        self.listed.order.add(rows, keys, ranks)
+        uses = self.rows.uses
+        self.listed.evictable += len([row for row in rows if not uses[row]])
 
     def _unlist(self, row: int) -> None:
         """Remove a row from the policy."""
-        self.policy.remove((row,))
-        self._evictable -= not self._uses[row]
+        self.listed.remove((row,))
+        self.listed.evictable -= not self.rows.uses[row]
 
-    def touch(self, keys: Iterable[Key]) -> None:
-        """Update recency in the policy; the tail of a prefix comes first (S54)."""
-        flags = self._flags
-        self.policy.touch([row for row in self._rows.known(keys) if flags[row] & (STORED | DELETING) == STORED])
+    def continue_prefix(self, rows: Sequence[int], ranks: Sequence[int]) -> None:
+        """Rank stored chunks anew, in prefix order, because a request continues them; the head is the most recent."""
+        self.listed.order.mark(rows, ranks)
+        self.policy.release(rows[::-1])
+
+    def ranks_of(self, keys: Sequence[Key]) -> list[int]:
+        """Rank of each chunk; 0: unknown."""
+        return self.listed.order.ranks_at(self.rows.keys.find_all(keys))
 
     # -- reads and writes under way: the chunks that they use are not evicted meanwhile ------------------------------
 
     def begin_read(self, keys: Sequence[Key]) -> None:
         """Protect chunks from eviction while they are read."""
-        rows = self._rows.numbers(keys)
-        self._lengthen()
-        for row in rows:
-            self._use(row)
+        self._use(self.rows.rows_of(keys))
 
     def end_read(self, keys: Sequence[Key]) -> None:
-        """Undo :meth:`begin_read`."""
-        self._end_use(self._rows.known(keys))
+        """Undo :meth:`begin_read`; keys in prefix order."""
+        idle = self._end_use(self.rows.keys.known(keys))
+        self.policy.release(idle[::-1])  # tail first: the head of a prefix stays longest (S54)
 
     def begin_write(self, keys: Sequence[Key], frame_bytes: int) -> None:
         """Reserve ``frame_bytes``, an upper bound for the frames of ``keys`` together, while they are written.
@@ -235,30 +186,34 @@ class Residency:
         A chunk may be written although its old frame is still accounted and possibly corrupt. A deletion of the old
         frame beside the write could delete the new frame, or leave a frame that is not accounted.
         """
-        rows = self._rows.numbers(keys)
-        self._lengthen()
+        rows, flags = self.rows.rows_of(keys), self.rows.flags
+        self._use(rows)
         for row in rows:
-            self._use(row)
-            self._flags[row] |= WRITING
+            flags[row] |= WRITING
         self.num_writing += len(rows)
         self.reserved_bytes += frame_bytes
 
     def end_write(self, keys: Sequence[Key], frame_bytes: int) -> None:
-        """Undo :meth:`begin_write` for all of ``keys``; ``frame_bytes`` was reserved for them together."""
-        rows = self._rows.known(keys)
+        """Undo :meth:`begin_write` for all of ``keys``; ``frame_bytes`` was reserved for them together.
+
+        Does not count as use: the order stays that of the prefix.
+        """
+        rows = self.rows.keys.known(keys)
         self.reserved_bytes -= frame_bytes
         self.num_writing -= len(rows)
         for row in rows:
-            self._flags[row] &= ~WRITING
-        self._end_use(rows)
+            self.rows.flags[row] &= ~WRITING
+        self.listed.release_after_write(self._end_use(rows))
 
-    def _use(self, row: int) -> None:
-        if not self._uses[row] and self._is_listed(row):
-            self._evictable -= 1
-        self._uses[row] += 1
+    def _use(self, rows: Iterable[int]) -> None:
+        uses, flags = self.rows.uses, self.rows.flags
+        for row in rows:
+            self.listed.evictable -= not uses[row] and flags[row] & (STORED | DELETING) == STORED
+            uses[row] += 1
 
-    def _end_use(self, rows: Iterable[int]) -> None:
-        idle, uses, flags = [], self._uses, self._flags
+    def _end_use(self, rows: Iterable[int]) -> list[int]:
+        """End one use of each row. Returns those listed rows that have no further use."""
+        idle, uses, flags = list[int](), self.rows.uses, self.rows.flags
         for row in rows:
             left = uses[row] - 1
             uses[row] = left
@@ -267,9 +222,9 @@ class Residency:
             if flags[row] & (STORED | DELETING) == STORED:
                 idle.append(row)
             else:
-                self._discard_unused(row)
-        self._evictable += len(idle)
-        self.policy.release(idle)
+                self.rows.discard_unused(row)
+        self.listed.evictable += len(idle)
+        return idle
 
     # -- room --------------------------------------------------------------------------------------------------------
 
@@ -291,14 +246,15 @@ class Residency:
 
     # -- eviction and deletion ---------------------------------------------------------------------------------------
 
-    def evict_for(self, frame_bytes: int, waiting: int = 0) -> list[Key]:
+    def evict_for(self, frame_bytes: int, waiting: int, victims_max: int, rank: int = 0) -> list[Key]:
         """Schedule deletions to make room for the ``waiting`` frames of that size, and for a few more.
 
         Evicts at most a quarter of the tier at once: chunks evicted in one step should be replaced soon. The bytes of
-        the victims count as used until the deletion is confirmed.
+        the victims count as used until the deletion is confirmed. Evicts none of the prefix that the frame of a chunk
+        of that ``rank`` continues. A later call chooses the victims that are left over.
 
         Returns:
-            The evicted chunks.
+            The evicted chunks, at most ``victims_max``.
         """
         capacity = self.capacity_bytes
         if capacity is None or frame_bytes > capacity:
@@ -307,120 +263,134 @@ class Residency:
         headroom = max(frame_bytes, min(capacity // 4, frames * frame_bytes))
         missing = self.used_bytes + self.reserved_bytes + headroom - capacity - self._deleting_bytes
         evicted: list[Key] = []
-        while missing > 0 and self._evictable:
+        while missing > 0 and self.listed.evictable and len(evicted) < victims_max:
             # As many as are needed even if all of them are of the largest size.
             before = self._deleting_bytes
-            victims = self.evict(max(1, missing // self._frame_bytes_max))
+            victims = self.evict(min(max(1, missing // self._frame_bytes_max), victims_max - len(evicted)), rank)
             if not victims:
                 break
             evicted += victims
             missing -= self._deleting_bytes - before
         return evicted
 
-    def evict(self, count: int) -> list[Key]:
-        """Schedule the deletion of up to ``count`` victims of the policy. Returns them."""
-        count = min(count, self._evictable)
-        return self._delete_victims(self.policy.evict(count, self._uses) if count else ())
+    def evict(self, count: int, rank: int = 0) -> list[Key]:
+        """Schedule the deletion of up to ``count`` victims of the policy. Returns them. rank: as :meth:`evict_for`."""
+        count = min(count, self.listed.evictable)
+        return self._delete_victims(self.listed.evict(count, self.rows.uses, rank))
 
     def evict_over_quota(self) -> list[Key]:
         """Schedule the deletion of some chunks of tenants that are over their quotas. Returns them."""
-        return [] if self._tenants is None else self._delete_victims(self._tenants.trim(self._uses))
+        return self._delete_victims(self.listed.evict_over_quota(self.rows.uses))
 
     def _delete_victims(self, rows: Sequence[int]) -> list[Key]:
         """Begin to delete rows that the policy has chosen and removed."""
-        self._evictable -= len(rows)
         for row in rows:
             self._begin_deletion(row)
-        keys = [self._rows.key(row) for row in rows]
-        self._deletions.extend(keys)
+        keys = [self.rows.keys.key(row) for row in rows]
+        self._deletions.schedule(keys)
         return keys
 
     def schedule_delete(self, key: Key) -> None:
         """Delete a chunk for another reason than room, such as a corrupt frame."""
-        row = self._row(key)
-        if self._is_listed(row):
+        row = self.rows.row_of(key)
+        if self.rows.is_listed(row):
             self._unlist(row)
-        if not self._flags[row] & DELETING:
+        if not self.rows.flags[row] & DELETING:  # a second deletion could delete what is written after the first one
             self._begin_deletion(row)
-        self._deletions.append(key)
+            self._deletions.schedule((key,))
 
     def mark_uncertain(self, key: Key, frame_bytes: int) -> None:
-        """Delete a chunk whose write failed, because its frame may be in the tier all the same.
+        """Delete a chunk whose write failed, because its frame may still be in the tier.
 
         Its bytes, at most ``frame_bytes``, stay reserved until the deletion is confirmed. It is not read meanwhile.
         """
-        if self.flags_of(key) & STORED:
+        if self.rows.flags_of(key) & STORED:
             self.schedule_delete(key)
             return
-        self._begin_deletion(self._row(key))
+        self._begin_deletion(self.rows.row_of(key))
         self.reserved_bytes += frame_bytes
         self.uncertain[key] = frame_bytes
-        self._deletions.append(key)
+        self._deletions.schedule((key,))
 
-    def take_deletions(self, now: float) -> list[Key]:
-        """Take the chunks to delete now: those scheduled since the last call, and retries that are due."""
-        retries = self._retries
-        while retries and retries[0][0] <= now:
-            self._deletions.append(retries.popleft()[1])
-        deletions, self._deletions = self._deletions, []
-        return deletions
+    def take_deletions(self, now: float, keys_max: int) -> list[Key]:
+        """Take up to ``keys_max`` chunks to delete now: those scheduled first, and retries that are due."""
+        return self._deletions.take(now, keys_max)
 
-    def end_uncertain(self, key: Key, now: float, *, ok: bool) -> None:
-        """End the deletion of an uncertain chunk. If it failed, its bytes stay reserved and it is retried later."""
-        if ok:
-            self.reserved_bytes -= self.uncertain.pop(key)
-            self.end_deletion(key)
+    @property
+    def num_deletions_under_way(self) -> int:
+        """Number of chunks whose deletion was taken and has not ended."""
+        return self.num_deleting - len(self._deletions)
+
+    def retry_deletion(self, key: Key, now: float, *, soon: bool) -> None:
+        """Repeat a deletion later. Until then the chunk is absent, and its bytes stay on the account.
+
+        soon: in the next step. It was not tried, because the queue of dispatch was full.
+        """
+        if soon:
+            self._deletions.schedule((key,))
         else:
-            self._retries.append((now + self._delete_retry_s, key))
+            self._deletions.retry(key, now)
+
+    def end_uncertain(self, key: Key) -> None:
+        """End the deletion of an uncertain chunk, whose frame is gone."""
+        self.reserved_bytes -= self.uncertain.pop(key)
+        self.end_deletion(key)
 
     def _begin_deletion(self, row: int) -> None:
         self.num_deleting += 1
-        if self._flags[row] & STORED:
-            self._deleting_bytes += self._frame_bytes[row]
-        self._flags[row] |= DELETING
+        if self.rows.flags[row] & STORED:
+            self._deleting_bytes += self.rows.frame_bytes[row]
+        self.rows.flags[row] |= DELETING
 
     def end_deletion(self, key: Key) -> None:
         """End a deletion, whether the frame is gone or not. A chunk that is still stored is listed again."""
-        row = self._row(key)
-        if self._flags[row] & DELETING:
+        row = self.rows.row_of(key)
+        if self.rows.flags[row] & DELETING:
             self.num_deleting -= 1
-            self._flags[row] &= ~DELETING
-            if self._flags[row] & STORED:
-                self._deleting_bytes -= self._frame_bytes[row]
+            self.rows.flags[row] &= ~DELETING
+            if self.rows.flags[row] & STORED:
+                self._deleting_bytes -= self.rows.frame_bytes[row]
                 self._list((row,), (key,))
-        self._discard_unused(row)
+        self.rows.discard_unused(row)
 
     # -- check -------------------------------------------------------------------------------------------------------
 
     @property
     def is_quiet(self) -> bool:
         """Whether no read, write or deletion is due or under way. O(rows)."""
-        return not (self.num_deleting or any(self._uses))
+        return not (self.num_deleting or any(self.rows.uses))
 
-    def validate(self) -> None:
-        """Check the account of bytes and the policy against the rows.
+    def validate(self, capacity: int | None) -> None:
+        """Check the account of bytes and the policy against the rows, and the bytes against the tier's capacity.
 
         Raises:
             InvariantError: they differ.
         """
-        what = f"tier {self._name}"
-        rows = [row for _, row in self._rows.items()]
-        stored = [row for row in rows if self._flags[row] & STORED]
-        require(self.used_bytes == sum(self._frame_bytes[row] for row in stored), f"{what}: bytes are counted wrong")
+        what, table = f"tier {self._name}", self.rows
+        rows = [row for _, row in table.keys.items()]
+        stored = [row for row in rows if table.flags[row] & STORED]
+        require(self.used_bytes == sum(table.frame_bytes[row] for row in stored), f"{what}: bytes are counted wrong")
         unsure = sum(self.uncertain.values())
         require(self.reserved_bytes >= unsure, f"{what}: {self.reserved_bytes} bytes are reserved, {unsure} uncertain")
-        deleted = all(self.flags_of(key) & DELETING for key in self.uncertain)
+        deleted = all(table.flags_of(key) & DELETING for key in self.uncertain)
         require(deleted, f"{what}: an uncertain chunk is not being deleted")
-        require(all(self._flags[row] or self._uses[row] for row in rows), f"{what}: a row has neither flags nor uses")
-        writing = sum(bool(self._flags[row] & WRITING) for row in rows)
+        found = table.keys.find_all([key for key, _ in table.keys.items()])
+        require(found == rows, f"{what}: the directory leads to other rows")
+        require(all(table.flags[row] or table.uses[row] for row in rows), f"{what}: a row has neither flags nor uses")
+        writing = sum(bool(table.flags[row] & WRITING) for row in rows)
         require(writing == self.num_writing, f"{what}: {writing} chunks are written, {self.num_writing} are counted")
-        listed = [row for row in stored if self._is_listed(row)]
+        listed = [row for row in stored if table.is_listed(row)]
         require(len(listed) == len(self.policy), f"{what}: {len(listed)} chunks, the policy has {len(self.policy)}")
-        idle = sum(not self._uses[row] for row in listed)
-        require(idle == self._evictable, f"{what}: {idle} chunks are evictable, {self._evictable} are counted")
-        deleting = sum(self._frame_bytes[row] for row in stored if not self._is_listed(row))
+        require(
+            set(self.listed.order.ranked()) <= set(listed), f"{what}: a chunk has a rank that the policy does not know"
+        )
+        idle = sum(not table.uses[row] for row in listed)
+        require(
+            idle == self.listed.evictable, f"{what}: {idle} chunks are evictable, {self.listed.evictable} are counted"
+        )
+        deleting = sum(table.frame_bytes[row] for row in stored if not table.is_listed(row))
         require(deleting == self._deleting_bytes, f"{what}: {deleting} bytes are deleted, not {self._deleting_bytes}")
-        capacity, total = self.capacity_bytes, self.used_bytes + self.reserved_bytes
+        total = self.used_bytes + self.reserved_bytes
         # A tier that was opened over its capacity (the user made it smaller) may stay over it until it has shrunk, but
         # must not grow meanwhile.
         fits = capacity is None or total <= capacity or not self.reserved_bytes

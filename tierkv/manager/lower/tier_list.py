@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.lower.tier_index import NOWHERE, TierIndex
+from tierkv.structures.key_table import KeyTable
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
 
 
 class TierList:
@@ -18,7 +25,15 @@ class TierList:
     def __init__(self, tiers: Iterable[LowerTier]) -> None:
         self.in_service = list(tiers)
         """Tiers that iteration yields; saves two calls for callers that ask per chunk. Read only."""
+        self.with_detached = list(self.in_service)
+        """Tiers in service and detached ones, in the order of their numbers. Read only."""
+        self.takes_writes = False
+        """Whether a tier in service takes writes."""
+        self.writes_back = False
+        """Whether a tier in service is written on eviction."""
         self._by_index = {tier.index: tier for tier in self.in_service}
+        self._forgotten: deque[tuple[KeyTable, Iterator[int]]] = deque()  # with the numbers left to discard
+        self._rank()
 
     def __iter__(self) -> Iterator[LowerTier]:
         """Iterate over the tiers in service, in order."""
@@ -48,10 +63,112 @@ class TierList:
             raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
         return tier
 
+    # -- existence ---------------------------------------------------------------------------------------------------
+
+    def sources_of(
+        self,
+        keys: Sequence[Key],
+        now: float,
+        allowed: Collection[str] | None = None,
+        *,
+        since: float = math.inf,
+        trusting: bool = False,
+    ) -> list[LowerTier | None]:
+        """Fastest tier in service that is known to have each of ``keys``; None if there is none. Queues no probe.
+
+        Args:
+            keys: keys of chunks.
+            now: time in seconds on the stack's clock.
+            allowed: names of the tiers to consider; None: all.
+            since: answers of shared tiers given since then count, also if they have expired.
+            trusting: fall back to a shared tier whose answer has expired.
+        """
+        if not keys:
+            return []
+        ranks = self._indexed_ranks(keys, now, allowed)
+        asked: dict[int, int] = {}
+        for own, tier in self._probed:
+            left = [i for i, rank in enumerate(ranks) if rank > own]
+            if not left or not (allowed is None or tier.name in allowed):
+                continue
+            for i in left:
+                answer = tier.presence(keys[i], now, since)
+                if answer is LookupResult.HIT:
+                    ranks[i] = own
+                elif trusting and answer is LookupResult.RETRY:
+                    asked.setdefault(i, own)
+        if asked:
+            ranks = [asked.get(i, rank) if rank == NOWHERE else rank for i, rank in enumerate(ranks)]
+        tiers = self.in_service
+        return [None if rank == NOWHERE else tiers[rank] for rank in ranks]
+
+    def _indexed_ranks(self, keys: Sequence[Key], now: float, allowed: Collection[str] | None) -> list[int]:
+        """Rank of the fastest tier with an index that has each of ``keys``."""
+        found = [index.ranks(keys, now, allowed) for index in self._indexes]
+        if len(found) == 1:
+            return found[0]
+        return list(map(min, *found)) if found else [NOWHERE] * len(keys)
+
+    def presence(
+        self, key: Key, now: float, allowed: Collection[str] | None = None, since: float = math.inf
+    ) -> LookupResult:
+        """Whether an allowed tier has ``key``. Queues probes in the shared tiers ahead of the first that has it.
+
+        since: answers of shared tiers given since then count, also if they have expired.
+        """
+        known = NOWHERE
+        for index in self._indexes:
+            known = min(known, index.rank(key, now, allowed))
+        answer = LookupResult.MISS
+        for rank, tier in self._probed:
+            if rank > known:
+                break
+            if allowed is not None and tier.name not in allowed:
+                continue
+            here = tier.presence(key, now, since)
+            if here is LookupResult.HIT:
+                return here
+            if here is LookupResult.RETRY:
+                tier.probes.put(key)
+                answer = here
+        return answer if known == NOWHERE else LookupResult.HIT
+
+    def touch(self, keys: Sequence[Key]) -> int:
+        """Count a use of chunks in every tier that has them, in the order of ``keys``. Returns the number of uses."""
+        return sum([index.touch(keys) for index in self._indexes])
+
+    def continue_prefix(self, keys: Sequence[Key], ranks: Sequence[int]) -> int:
+        """Rank chunks anew in every tier that has them, because a request continues them. Returns their number."""
+        return sum([index.continue_prefix(keys, ranks) for index in self._indexes])
+
+    def note_continued(self, keys: Sequence[Key], rank: int) -> None:
+        """Note in every tier that keeps ranks that a request of this rank continues ``keys``, the end of a prefix."""
+        for tier in self.in_service:
+            if tier.capabilities.keeps_ranks:
+                tier.written_ranks.continues(rank, tier.residency.rows.last_written(keys))
+
+    def _rank(self) -> None:
+        """Rank the tiers anew after a change of their order."""
+        self.takes_writes = any(tier.limits.writes for tier in self.in_service)
+        self.writes_back = any(tier.limits.write is WritePolicy.BACK for tier in self.in_service)
+        by_directory: dict[int, dict[int, LowerTier]] = {}
+        for rank, tier in enumerate(self.in_service):
+            if tier.capabilities.authoritative_index:
+                by_directory.setdefault(id(tier.residency.rows.keys.directory), {})[rank] = tier
+        self._indexes = [
+            TierIndex(next(iter(ranked.values())).residency.rows.keys.directory, ranked)
+            for ranked in by_directory.values()
+        ]
+        self._probed = [
+            (rank, tier) for rank, tier in enumerate(self.in_service) if not tier.capabilities.authoritative_index
+        ]
+
+    # -- attached and detached tiers ---------------------------------------------------------------------------------
+
     @property
-    def with_detached(self) -> list[LowerTier]:
-        """Tiers in service and detached ones, in the order of their numbers."""
-        return list(self._by_index.values())
+    def not_ours(self) -> tuple[str, ...]:
+        """Names of the tiers in service whose chunks this stack must not delete: shared ones, and read-only ones."""
+        return tuple(tier.name for tier in self.in_service if not _is_ours(tier))
 
     def check_ours(self) -> None:
         """Check that this stack may delete every chunk in every tier.
@@ -60,7 +177,7 @@ class TierList:
             EngineProtocolError: a tier is shared with other processes, or never written.
         """
         for tier in self.in_service:
-            if not tier.limits.writes or not tier.capabilities.authoritative_index:
+            if not _is_ours(tier):
                 why = "is shared with others" if tier.limits.writes else "is never written"
                 raise EngineProtocolError(
                     f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not ours to delete. '
@@ -72,11 +189,39 @@ class TierList:
         position = len(self.in_service) if before is None else self.in_service.index(before)
         self.in_service.insert(position, tier)
         self._by_index[tier.index] = tier
+        self.with_detached.append(tier)
+        self._rank()
 
     def detach(self, tier: LowerTier) -> None:
         """Take a tier out of service."""
         self.in_service.remove(tier)
+        self._rank()
 
     def forget(self, index: int) -> None:
-        """Remove a detached tier whose operations have all ended."""
-        del self._by_index[index]
+        """Remove a detached tier whose operations have all ended; :meth:`sweep` removes what it had."""
+        tier = self._by_index.pop(index)
+        self.with_detached.remove(tier)
+        rows = tier.residency.rows.keys
+        self._forgotten.append((rows, iter(range(rows.numbers_max))))
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether chunks of forgotten tiers are left in a directory."""
+        return bool(self._forgotten)
+
+    def sweep(self, keys_max: int) -> None:
+        """Remove up to ``keys_max`` chunks of forgotten tiers from the directory that they shared."""
+        while self._forgotten and keys_max > 0:
+            rows, numbers = self._forgotten[0]
+            some = list(islice(numbers, keys_max))
+            for number in some:
+                if rows.key(number):
+                    rows.discard(number)
+            if len(some) < keys_max:
+                rows.directory.leave(rows)
+                self._forgotten.popleft()
+            keys_max -= len(some)
+
+
+def _is_ours(tier: LowerTier) -> bool:
+    return tier.limits.writes and tier.capabilities.authoritative_index

@@ -1,7 +1,7 @@
 """Moves of chunks between the host tier and lower tiers.
 
 Down: *cascades* write chunks when they become readable or are reused (write-through, write on reuse). *Demotions* write
-chunks when the host tier is about to evict them (write-back). Up: *promotions* read chunks that a reservation needs.
+chunks when the host tier is about to evict them (write-back). Up: *promotions* read chunks that a passage needs.
 *Admissions* decide which chunks get host slots, and evict for them.
 
 Rules that restrict moves: a *dirty pin* keeps a chunk that waits for a write from eviction, under a bound. The *write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
@@ -13,6 +13,7 @@ from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.moves.dirty_pins import DirtyPins
 from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.metrics.counters import CoreCounters
+from tierkv.policies.prefix_order import NO_CHUNK, ranks_of
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
@@ -53,8 +54,9 @@ class Admissions:
         Returns:
             The evicted keys; None if there is not enough room: then nothing has changed but dirty pins.
         """
-        if count > self._host.free:
-            self.dirty_pins.pin()
+        if count <= self._host.free:
+            return []
+        self.dirty_pins.pin()
         if count > self._host.room:
             if count > self.room:
                 return None
@@ -66,6 +68,49 @@ class Admissions:
         self._count_lost(chosen, now)
         self.report_evicted(chosen.keys)
         return one_shots + chosen.keys
+
+    def choose(
+        self, keys: list[Key], end_tokens: Mapping[Key, int], request_id: str, now: float
+    ) -> tuple[list[Key], list[int], list[Key]] | None:
+        """Choose those of ``keys`` that are admitted for a request, and make room for them.
+
+        Returns:
+            The admitted keys, their ranks, and the evicted keys; None if there is not enough room.
+        """
+        wanted = self.admitted_by_policy(keys)
+        ranks = ranks_of(request_id, map(end_tokens.__getitem__, wanted))
+        left: list[Key] = []
+        if any(ranks) and not self.write_mask.tiers.takes_writes:
+            count, left = self._room_for_tail(len(wanted), min(ranks), now)
+            if count < len(wanted):
+                self._counters.admissions_refused[HOST] += len(wanted) - count
+                head = sorted(sorted(range(len(wanted)), key=ranks.__getitem__)[:count])
+                wanted, ranks = [wanted[i] for i in head], [ranks[i] for i in head]
+        evicted = self.make_room(len(wanted), now)
+        return None if evicted is None else (wanted, ranks, left + evicted)
+
+    def _room_for_tail(self, count: int, rank: int, now: float) -> tuple[int, list[Key]]:
+        """Make room for chunks of a rank and deeper ones, in a host tier without lower tiers that take writes.
+
+        The prefix that they continue is not evicted for them. With lower tiers it is: they get every chunk through the
+        host tier.
+
+        Returns:
+            Number of chunks to admit, and the evicted keys. All are to be admitted where pins are what keeps them out:
+            a later step may have room.
+        """
+        host, order = self._host, self._host.listed.order
+        if order.is_cut(rank):
+            return 0, []
+        if count <= host.free or count > host.room or order.stop_of(rank) == NO_CHUNK:
+            return count, []
+        one_shots = self.drop_one_shots(count - host.free)
+        evicted = host.evict_for_tail(count, rank)
+        self._count_lost(evicted, now)
+        self.report_evicted(evicted.keys)
+        if host.free < count:
+            order.refuse(rank)
+        return min(count, host.free), one_shots + evicted.keys
 
     def evict_over_quota(self, now: float) -> None:
         """Evict some chunks of tenants that are over their quotas."""
@@ -108,7 +153,9 @@ class Admissions:
         self.dirty_pins.unpin_all()
         self._host.reset()
 
-    def admit(self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None) -> list[int]:
+    def admit(
+        self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None, ranks: Sequence[int] = ()
+    ) -> list[int]:
         """Admit ``keys`` for a request with these hints, as :meth:`HostTier.admit`, and set their write masks.
 
         source: the tier that they are read from; None if they are stored.
@@ -117,8 +164,8 @@ class Admissions:
             Their slots, held once by the caller.
         """
         if source is None:
-            slots = self._host.admit(keys, ChunkState.STORING)
+            slots = self._host.admit(keys, ChunkState.STORING, ranks=ranks)
         else:
-            slots = self._host.admit(keys, ChunkState.PROMOTING, source.name)
+            slots = self._host.admit(keys, ChunkState.PROMOTING, source.name, ranks)
         self.write_mask.admitted(slots, hints, source)
         return slots

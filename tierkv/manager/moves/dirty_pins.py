@@ -14,10 +14,13 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from tierkv.errors import require
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.lower.tier_phase import TierPhase
+from tierkv.manager.step_budget import BudgetShare
+from tierkv.types.geometry import cdiv
 
 PINNED_SHARE = 1 / 2
 """Largest share of the host slots that may be pinned."""
@@ -31,10 +34,17 @@ PINNED_MAX = 4096
 
 
 class DirtyPins:
-    """Pins by slot. Sans-IO; O(1) amortised per chunk. A slot has one pin, however many tiers its chunk waits for."""
+    """Pins by slot. Sans-IO; O(1) amortised per chunk. A slot has one pin, however many tiers its chunk waits for.
 
-    def __init__(self, host: HostTier, tiers: TierList) -> None:
+    Args:
+        host: the host tier.
+        tiers: the tiers below.
+        share: key operations of the step.
+    """
+
+    def __init__(self, host: HostTier, tiers: TierList, share: BudgetShare) -> None:
         self._host = host
+        self._share = share
         self._tiers = tiers
         # Under quotas a tenant that floods the cache must evict its own chunks, also those that wait.
         self._slots_max = 0 if host.has_quotas else min(int(host.num_slots * PINNED_SHARE), PINNED_MAX)
@@ -56,8 +66,11 @@ class DirtyPins:
         return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.slots.generation(slot) == generation
 
     def pin(self) -> None:
-        """Pin waiting chunks, up to the bounds, those that have waited longest first. Called before an eviction."""
-        waits = self._waits
+        """Pin waiting chunks, up to the bounds and within the step's budget, those that have waited longest first.
+
+        Called before an eviction.
+        """
+        waits, left = self._waits, SLOTS_PER_KEY * self._share.left
         written = sum(tier.residency.num_writing for tier in self._tiers.with_detached)
         slots_max = min(self._slots_max, self._unwritten_max - written)
         for tier in self._tiers:
@@ -65,11 +78,19 @@ class DirtyPins:
             if tier.limits.write is WritePolicy.BACK or tier.phase is not TierPhase.SERVING:
                 continue
             bit = 1 << tier.index
-            while len(waits) < slots_max and (leases := tier.write_queue.take_aside(slots_max - len(waits))):
+            while (room := min(slots_max - len(waits), left)) > 0 and (leases := tier.write_queue.take_aside(room)):
+                left -= SLOTS_PER_KEY * self._share.take(cdiv(len(leases), SLOTS_PER_KEY))
                 waiting = dict.fromkeys(self._host.ready_slots(leases))
                 self._host.pin_to_write([slot for slot in waiting if slot not in waits])
                 for slot in waiting:
                     waits[slot] = waits.get(slot, 0) | bit
+
+    def pin_ahead(self) -> None:
+        """Pin waiting chunks at the end of a step, if evictions are near and one of them could not pin all."""
+        if self._host.free < self._slots_max:
+            own = SLOTS_PER_KEY * self._share.own_left
+            if any(tier.write_queue.num_behind > own for tier in self._tiers):
+                self.pin()
 
     def begin_writes(self, tier: LowerTier, slots: Iterable[int]) -> None:
         """Hold these slots for a write to a tier, and end their wait for it. The hold of a pin is reused."""

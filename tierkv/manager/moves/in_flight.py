@@ -25,7 +25,11 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 
 _PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
-"""Outcomes of a write after which the tier may contain the frame all the same."""
+"""Outcomes of a write after which the tier may still contain the frame."""
+_ANSWERS = (OutcomeKind.OK, OutcomeKind.ABSENT)
+"""Outcomes that show that a tier answers."""
+_GONE = (OutcomeKind.OK, OutcomeKind.ABSENT)
+"""Outcomes of a deletion after which the tier does not contain the frame."""
 _CHANGES = (Verb.WRITE, Verb.DELETE)
 
 
@@ -71,7 +75,6 @@ class InFlightOps:
         self._last_op_id = 0
         self._speeds = speeds
         self._ended: dict[Verb, Callable[[LowerTier, OpInFlight, Sequence[Outcome]], None]] = {
-            Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
             Verb.WRITE: self._write_ended,
             Verb.DELETE: self._delete_ended,
@@ -99,9 +102,10 @@ class InFlightOps:
             self._last_op_id,
             tier.index,
             verb,
-            keys or tuple(map(self._host.slots.key, slots)),
+            keys or self._host.slots.keys_of(slots),
             self._host.slots.refs(slots),
             self._step.now + deadline_s,
+            tier.written_ranks.of(self._host.slots.ranks_of(slots)) if verb is Verb.WRITE else (),
         )
         pending = self._ops[op.op_id] = OpInFlight(op, slots)
         if verb is Verb.READ:
@@ -116,23 +120,31 @@ class InFlightOps:
             self._step.version += 1
             tier = self._tiers[completion.tier]
             tier.health_changed(usable=completion.usable)
-            if not tier.phase.usable:
+            if tier.phase.usable:
+                self._step.answered_s = self._step.now
+            else:
                 self._cascades.out_of_service(tier)
+                self._demotions.out_of_service(tier)
             return
         pending = self._ops.get(completion.op_id)
         if pending is None:
             return
         self._step.version += pending.op.verb in (Verb.PROBE, Verb.READ)  # a read may find that the chunk is gone
         tier = self._tiers[pending.op.tier]
+        if any(outcome.kind in _ANSWERS for outcome in completion.outcomes):
+            tier.answered_s = self._step.now
         if pending.op.verb is Verb.READ:
             self._measure(pending, completion)
+        elif pending.op.verb is Verb.PROBE and not pending.announced_late:
+            self._probe_ended(tier, pending, completion)
         if not completion.ended:
             self._announce_late(tier, pending)
             return
         del self._ops[completion.op_id]
         if pending.announced_late and pending.op.verb in _CHANGES:
             tier.late_change_ended()
-        self._ended[pending.op.verb](tier, pending, completion.outcomes)
+        if pending.op.verb in self._ended:
+            self._ended[pending.op.verb](tier, pending, completion.outcomes)
 
     def _measure(self, pending: OpInFlight, completion: Completion) -> None:
         """Measure the speed of a tier by a read. A read that failed at once is not measured; a late one is."""
@@ -150,10 +162,7 @@ class InFlightOps:
         pending.announced_late = True
         if pending.op.verb in _CHANGES:
             tier.change_is_late()
-        if pending.op.verb is Verb.PROBE:
-            for key in pending.op.keys:
-                tier.probed(key, self._step.now, present=False)
-        elif pending.op.verb is Verb.READ:
+        if pending.op.verb is Verb.READ:
             for key in pending.op.keys:
                 tier.mark_absent(key, self._step.now)
             self._counters.reads_failed[tier.name] += len(pending.op.keys)
@@ -161,11 +170,29 @@ class InFlightOps:
         elif pending.op.verb is Verb.WRITE:
             self._host.cancel_demotions(pending.slots)  # no bound until their slots are free: evict others instead
 
-    def _probe_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        if pending.announced_late:
-            return
-        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            tier.probed(key, self._step.now, present=outcome.kind is OutcomeKind.OK)
+    def _probe_ended(self, tier: LowerTier, pending: OpInFlight, completion: Completion) -> None:
+        """Apply the answers to a probe that have arrived, at its end or at its deadline."""
+        not_asked: list[Key] = []
+        for key, outcome in zip(pending.op.keys, completion.outcomes, strict=True):
+            if outcome.kind is OutcomeKind.REFUSED:
+                not_asked.append(key)
+            else:
+                tier.probed(key, self._step.now, present=outcome.kind is OutcomeKind.OK)
+        asked = len(pending.op.keys) - len(not_asked)
+        issued_s = pending.op.deadline_s - tier.limits.probe_deadline_s
+        if self._step.now >= pending.op.deadline_s and tier.answered_s < issued_s:  # it hangs: no request waits for it
+            for key in not_asked:
+                tier.probed(key, self._step.now, present=False)
+            not_asked = []
+        tier.probes.ended(pending.op.keys, not_asked, asked, completion.elapsed_s)
+        if any(outcome.kind in _ANSWERS for outcome in completion.outcomes):
+            self._step.probed_s = self._step.answered_s = self._step.now
+        unknown = set(not_asked)
+        known = [key for key in pending.op.keys if key not in unknown]
+        self._cascades.resume(tier, known, self._step.now)
+        self._demotions.answered(tier, known)
+        if not tier.phase.usable:
+            tier.probes.clear()
 
     def _read_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         tier.residency.end_read(pending.op.keys)
@@ -174,14 +201,17 @@ class InFlightOps:
         for key, slot, outcome in zip(pending.op.keys, pending.slots, outcomes, strict=True):
             if outcome.kind is OutcomeKind.OK and not pending.announced_late:
                 arrived.append(slot)
+                if not tier.capabilities.authoritative_index:
+                    tier.probed(key, self._step.now, present=True)
             else:
                 failed.append(slot)
                 if not pending.announced_late:
                     self._read_failed(tier, key, outcome)
         if arrived:
+            self._step.answered_s = self._step.delivered_s[tier.name] = self._step.now
             self._counters.promotions[tier.name] += len(arrived)
             filled = self._host.filled(arrived, ChunkEvent.ARRIVED)
-            self._cascades.became_ready(filled, self._step.now, promoted=True)
+            self._cascades.became_ready(filled, self._step.now, tier)
         self._host.failed(failed)
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
@@ -191,7 +221,7 @@ class InFlightOps:
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
-            if tier.residency.is_writing(key):  # the deletion could delete the new frame
+            if tier.residency.rows.is_writing(key):  # the deletion could delete the new frame
                 tier.mark_absent(key, self._step.now)
             else:
                 tier.residency.schedule_delete(key)
@@ -203,7 +233,10 @@ class InFlightOps:
         keys, well = pending.op.keys, OutcomeKind.OK
         stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
         if stored:
-            tier.stored(stored, self._step.now)
+            self._step.answered_s = self._step.now
+            held = [slot for slot, out in zip(pending.slots, outcomes, strict=True) if out.kind is well]
+            written = [rank for rank, out in zip(pending.op.ranks, outcomes, strict=False) if out.kind is well]
+            tier.stored(stored, self._step.now, self._host.slots.ranks_of(held), written)
             self._cascades.count_written(tier, len(stored))
             if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
@@ -216,20 +249,23 @@ class InFlightOps:
             self._counters.writes_failed[tier.name] += 1
             tier.write_queue.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
+                tier.is_full(self._sizes.frame_bound(key), self._step.now)
                 self._cascades.evict_one(tier)
             elif outcome.kind in _PERHAPS_WRITTEN:
                 tier.mark_uncertain(key, self._sizes.frame_bound(key))
         self._demotions.end_writes(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        removed = [
-            key
-            for key, outcome in zip(pending.op.keys, outcomes, strict=True)
-            if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self._step.now)
-        ]
+        now = self._step.now
+        removed: list[Key] = []
+        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
+            if outcome.kind not in _GONE:
+                tier.not_deleted(key, tried=outcome.kind is not OutcomeKind.REFUSED, now=now)
+            elif tier.deleted(key, now=now):
+                removed.append(key)
         if tier.emits_events:
             self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
-        self._cascades.deletion_ended(tier, pending.op.keys, self._step.now)
+        self._cascades.resume(tier, pending.op.keys, now)
 
     # -- check ---------------------------------------------------------------------------------------------------------
 
@@ -245,6 +281,7 @@ class InFlightOps:
                 held = chunk is not None and chunk.key == key and chunk.pins
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
         writes = [pending.slots for pending in self._ops.values() if pending.op.verb is Verb.WRITE]
-        require(self._host.demoting <= set(chain(*writes)), "a chunk is demoting, but not being written")
+        waiting = set(chain(self._demotions.held, *writes))
+        require(self._host.slots.demoting <= waiting, "a chunk is demoting, but neither written nor asked for")
         for tier in self._tiers.with_detached:
             tier.validate()

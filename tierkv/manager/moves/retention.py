@@ -7,7 +7,7 @@ when it is admitted (see :mod:`tierkv.manager.moves.write_mask`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tierkv.structures.fifo_index import FifoIndex
 from tierkv.types.hints import RequestHints
@@ -15,9 +15,6 @@ from tierkv.types.keys import Key
 
 LIFETIMES_MAX = 1_000_000
 """Number of chunks whose expiry is remembered. Over it the oldest is forgotten, and stays until it is evicted."""
-
-SWEPT_PER_STEP_MAX = 64
-"""Lifetimes checked per step, so that a step stays short however many expire at once."""
 
 HELD_SKIPPED_MAX = 8
 """One-shot chunks with holds that one search for a slot passes over."""
@@ -98,13 +95,25 @@ class Retention:
         row = self.lifetimes.find(key)
         return row is not None and now >= self._expiries_s[row]
 
-    def sweep(self, now: float, remove: Callable[[Key], bool]) -> None:
-        """Remove some expired chunks. ``remove`` returns whether the chunk is gone from every tier."""
-        for _ in range(min(len(self.lifetimes), SWEPT_PER_STEP_MAX)):
+    def unexpired_prefix(self, keys: Sequence[Key], now: float) -> Sequence[Key]:
+        """Leading ``keys`` that have not expired."""
+        if self.lifetimes:
+            expired = next((i for i, key in enumerate(keys) if self.is_expired(key, now)), len(keys))
+            return keys[:expired]
+        return keys
+
+    def sweep(self, now: float, keys_max: int, remove: Callable[[Key], bool]) -> int:
+        """Check up to ``keys_max`` lifetimes, and remove chunks that have expired. Returns how many were checked.
+
+        remove: returns whether the chunk is gone from every tier.
+        """
+        count = min(len(self.lifetimes), keys_max)
+        for _ in range(count):
             key, row = self.lifetimes.pop()
             expiry_s = self._expiries_s[row]
             if now < expiry_s or not remove(key):
                 self._set_expiry(key, expiry_s)
+        return count
 
     # -- one-shot chunks ---------------------------------------------------------------------------------------------
 

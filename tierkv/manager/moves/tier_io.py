@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
@@ -27,6 +28,9 @@ from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import TierOp, Verb
 
+OPS_PER_STEP_MIN = 4
+"""Instructions that a step's budget of keys suffices for, however many keys a backend takes at once."""
+
 _T = TypeVar("_T")
 
 
@@ -49,6 +53,7 @@ class TierIO:
         counters: CoreCounters,
     ) -> None:
         self._step = step
+        self._share = step.budget.share()
         self._host = host
         self._tiers = tiers
         self._sizes = ChunkSizes(group_bytes)
@@ -58,45 +63,38 @@ class TierIO:
         """Read speed of each tier, by its number."""
         self.retention = Retention(host.num_slots)
         write_mask = WriteMask(host.num_slots, tiers, self.retention)
-        self.admissions = Admissions(host, DirtyPins(host, tiers), write_mask, events, counters)
-        self.cascades = Cascades(host, tiers, self.admissions, self._sizes, events, counters)
-        self._demotions = Demotions(host, tiers, self.cascades, self.admissions)
+        self.admissions = Admissions(host, DirtyPins(host, tiers, step.budget.share()), write_mask, events, counters)
+        self.cascades = Cascades(host, tiers, self.admissions, self._sizes, events, counters, step.budget)
+        self._demotions = Demotions(host, tiers, self.cascades, self.admissions, step.budget)
         self.in_flight = InFlightOps(step, host, tiers, self.speeds, self.cascades, self._demotions, events)
         self._promotions: dict[int, list[int]] = {}
+        self._swept = step.budget.share()
+        self._deleted = step.budget.share()
+        # A completion is applied whole, so an instruction has a part of a step's keys.
+        self._op_keys_max = max(1, step.budget.keys_max // OPS_PER_STEP_MIN)
 
     # -- existence -----------------------------------------------------------------------------------------------------
 
-    def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
-        """Whether an allowed lower tier has ``key``. Stops at the first that has it; queues probes in shared tiers."""
-        answer = LookupResult.MISS
-        for tier in self._tiers.in_service:
-            if allowed is not None and tier.name not in allowed:
-                continue
-            here = tier.presence(key, self._step.now)
-            if here is LookupResult.HIT:
-                return here
-            if here is LookupResult.RETRY:
-                tier.probe_later(key)
-                answer = here
-        return answer
+    def presence(self, key: Key, allowed: Collection[str] | None = None, since: float = math.inf) -> LookupResult:
+        """Whether an allowed lower tier has ``key``; see :meth:`TierList.presence`."""
+        return self._tiers.presence(key, self._step.now, allowed, since)
 
     def source_of(
-        self, key: Key, allowed: Collection[str] | None = None, *, trusting: bool = False
+        self, key: Key, allowed: Collection[str] | None = None, *, since: float = math.inf, trusting: bool = False
     ) -> LowerTier | None:
-        """Fastest allowed tier that is known to have ``key``; None if there is none.
+        """Fastest allowed tier that is known to have ``key``; see :meth:`sources_of`."""
+        return self.sources_of((key,), allowed, since=since, trusting=trusting)[0]
 
-        trusting: fall back to a shared tier whose answer has expired.
-        """
-        asked = None
-        for tier in self._tiers.in_service:
-            if allowed is not None and tier.name not in allowed:
-                continue
-            here = tier.presence(key, self._step.now)
-            if here is LookupResult.HIT:
-                return tier
-            if trusting and asked is None and here is LookupResult.RETRY:
-                asked = tier
-        return asked
+    def sources_of(
+        self,
+        keys: Sequence[Key],
+        allowed: Collection[str] | None = None,
+        *,
+        since: float = math.inf,
+        trusting: bool = False,
+    ) -> list[LowerTier | None]:
+        """Fastest allowed tier that is known to have each of ``keys``; see :meth:`TierList.sources_of`."""
+        return self._tiers.sources_of(keys, self._step.now, allowed, since=since, trusting=trusting)
 
     # -- speed ---------------------------------------------------------------------------------------------------------
 
@@ -117,6 +115,7 @@ class TierIO:
         """Take a tier out of service. It counts as empty; operations under way end in their own time."""
         tier.detach()
         self.cascades.out_of_service(tier)
+        self._demotions.out_of_service(tier)
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
         self._step.version += 1
@@ -130,10 +129,19 @@ class TierIO:
     # -- retention -----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
+        """Forget some answers that have expired, and some chunks of detached tiers."""
+        if self._tiers.has_forgotten:
+            self._tiers.sweep(self._share.take(self._share.left))
+        for tier in self._tiers.in_service:
+            if tier.presence_cache.any:
+                tier.presence_cache.expire(self._step.now)
+
+    def _delete_some(self) -> None:
         """Delete some chunks that have expired, or whose tenant is over its quota, where nothing uses them."""
         self._demotions.evict_over_quota(self._step.now)
         self.cascades.trim()
-        self.retention.sweep(self._step.now, self._remove_expired)
+        if self.retention.lifetimes:
+            self._swept.take(self.retention.sweep(self._step.now, self._swept.own_left, self._remove_expired))
 
     def _remove_expired(self, key: Key) -> bool:
         """Remove an expired chunk from every tier where it is idle. Returns whether it is gone from all."""
@@ -145,7 +153,7 @@ class TierIO:
             self._events.add(CacheEventKind.REMOVED, HOST, key)
         gone = True
         for tier in self._tiers:
-            if tier.residency.has_bytes_of(key):
+            if tier.residency.rows.has_bytes_of(key):
                 gone = False
                 if tier.may_delete(key, self._step.now):
                     tier.residency.schedule_delete(key)
@@ -161,12 +169,42 @@ class TierIO:
         """
         if self.admissions.make_room(len(keys), self._step.now) is None:
             return None
-        slots = self.admissions.admit(keys, hints, tier)
+        ranks = tier.residency.ranks_of(keys)
+        if any(ranks):  # a request uses the prefix again, so other tiers may be given what they once refused of it
+            for other in self._tiers:
+                other.residency.listed.order.forget_cuts(ranks)
+        slots = self.admissions.admit(keys, hints, tier, ranks)
         self._host.pin(slots)
         tier.residency.begin_read(keys)
         self.speeds[tier.index].promised(self._sizes.raw(keys), self._step.now)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
+
+    def read_ahead(self, keys: Sequence[Key], count: int, hints: RequestHints, since: float) -> dict[Key, str]:
+        """Start to read up to ``count`` of ``keys`` that are below only, into slots that others may evict.
+
+        Those of ``keys`` that are in the host tier are not evicted for it, and count as used.
+
+        Returns:
+            The chunks that are read, each with its tier.
+        """
+        slots = self._host.slots.find_all(keys)
+        present = [slot for slot in slots if slot is not None]
+        missing = [key for key, slot in zip(keys, slots, strict=True) if slot is None]
+        self._host.pin(present)
+        wanted = list(dict.fromkeys(missing))[: min(count, self._host.room)]
+        by_tier: dict[int, list[Key]] = {}
+        for key, tier in zip(wanted, self.sources_of(wanted, hints.load_tiers, since=since), strict=True):
+            if tier is not None:
+                by_tier.setdefault(tier.index, []).append(key)
+        read: dict[Key, str] = {}
+        for index, some in by_tier.items():
+            granted = self.promote(some, self._tiers[index], hints)
+            if granted is not None:
+                self._host.unpin(granted)
+                read.update(dict.fromkeys(some, self._tiers[index].name))
+        self._host.unpin(reversed(present))
+        return read
 
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """Apply a use by a request to chunks that are in the host tier, or being read into it."""
@@ -186,36 +224,68 @@ class TierIO:
     # -- instructions --------------------------------------------------------------------------------------------------
 
     def take_ops(self) -> list[TierOp]:
-        """Take the instructions that dispatch must start now; per tier: reads, probes, deletions, writes."""
-        ops: list[TierOp] = []
-        issue = self.in_flight.issue
+        """Take the instructions that dispatch must start now: reads and probes, then deletions and writes.
+
+        Work that no request waits for gets what is left of the budget here, at the end of a step.
+        """
+        if self._is_idle():
+            return []
+        self.cascades.offer_ready(self._step.now)  # first, because shared tiers are asked about chunks
+        self._delete_some()
+        tiers = self._tiers.with_detached
+        ops = [op for tier in tiers if self._promotions or tier.probes for op in self._questions(tier)]
         demotions = self._demotions.begin(self._step.now)
+        first = self._step.budget.step % max(1, len(tiers))  # another tier in each step, so none uses up the budget
+        for tier in tiers[first:] + tiers[:first]:
+            ops += self._changes(tier, demotions.get(tier.index, []))
+        self.admissions.dirty_pins.pin_ahead()
+        return ops
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is due: the answer in most steps, so it costs a few calls."""
+        if self._promotions or self._host.has_quotas or self.retention.lifetimes or self.cascades.has_ready:
+            return False
         for tier in self._tiers.with_detached:
-            limits = tier.limits
-            for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.keys_per_read):
-                ops.append(issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
-            probe = tier.take_probe()
-            if probe:
-                self._counters.probes[tier.name] += len(probe)
-                ops.append(issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
-            writes = demotions.get(tier.index, [])
-            writes += self.cascades.take_writable(tier, self._step.now, len(writes))
-            deletions = tier.residency.take_deletions(self._step.now)
-            for keys in _batches(deletions, tier.capabilities.preferred_batch):
-                ops.append(issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
-            for batch in _batches(writes, tier.capabilities.preferred_batch):
-                ops.append(issue(tier, Verb.WRITE, limits.write_deadline_s, slots=batch))
+            if not tier.is_idle():
+                return False
+        return not self._demotions.is_due()
+
+    def _questions(self, tier: LowerTier) -> list[TierOp]:
+        """Reads and probes that are due in a tier."""
+        limits, keys_max = tier.limits, min(tier.capabilities.keys_per_read, self._op_keys_max)
+        reads = _batches(self._promotions.pop(tier.index, []), keys_max)
+        ops = [self.in_flight.issue(tier, Verb.READ, limits.read_deadline_s, slots=batch) for batch in reads]
+        for probe in tier.probes.take(self._share.left) if tier.probes else ():
+            self._counters.probes[tier.name] += self._share.take(len(probe))
+            ops.append(self.in_flight.issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
+        return ops
+
+    def _changes(self, tier: LowerTier, writes: list[int]) -> list[TierOp]:
+        """Deletions and writes that are due in a tier. writes: slots of chunks that are demoted to it."""
+        issue, deadline_s = self.in_flight.issue, tier.limits.write_deadline_s
+        keys_max = min(tier.capabilities.preferred_batch, self._op_keys_max)
+        writes += self.cascades.take_writable(tier, self._step.now)
+        ops: list[TierOp] = []
+        if tier.residency.num_deleting:
+            # Not more in flight than a step handles: they would fill the queue of dispatch, which refuses reads then.
+            room = max(0, self._step.budget.keys_max - tier.residency.num_deletions_under_way)
+            deletions = tier.residency.take_deletions(self._step.now, min(self._deleted.left, room))
+            self._deleted.take(len(deletions))
+            ops += [issue(tier, Verb.DELETE, deadline_s, keys=tuple(keys)) for keys in _batches(deletions, keys_max)]
+        if writes:
+            ops += [issue(tier, Verb.WRITE, deadline_s, slots=batch) for batch in _batches(writes, keys_max)]
         return ops
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def has_pending_changes(self) -> bool:
-        """Whether a flush is under way, or a tier in service has pending changes.
+        """Whether a flush is under way, or a tier in service has pending changes, or chunks are to be offered to one.
 
         Detached tiers do not count: they may hang without a bound.
         """
-        return self._demotions.is_flushing or any(tier.has_pending_changes for tier in self._tiers)
+        waits = self._demotions.is_flushing or self.cascades.has_ready
+        return waits or any(tier.has_pending_changes for tier in self._tiers)
 
     def flush(self) -> None:
         """Queue every chunk for the write-back tiers now; :attr:`has_pending_changes` reports when all is written."""

@@ -1,7 +1,8 @@
 """Demotions: writes of chunks to write-back tiers when the host tier is about to evict them.
 
 No store waits for a demotion. Victims are chosen ahead of need, so that some slots are free when a store comes. They
-are *demoting* until they are written, and evicted then. Where stores come faster than a tier takes chunks, stores evict
+are *demoting* until they are written, and evicted then. A shared tier is asked first for those that it may have; they
+are demoting meanwhile. Where stores come faster than a tier takes chunks, stores evict
 as without a write-back tier; chunks that were not written are dropped and counted.
 """
 
@@ -12,19 +13,15 @@ from collections.abc import Iterable, Sequence
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.write_through import Cascades
+from tierkv.manager.step_budget import StepBudget
 from tierkv.types.keys import Key
 
 FREE_SHARE = 1 / 8
 """Share of the host slots that are free, or becoming free, while there is a write-back tier."""
-
-DEMOTIONS_PER_STEP_MAX = 256
-"""Victims chosen in one step, so that a step stays short."""
-
-FLUSHED_PER_STEP_MAX = 128
-"""Slots that a flush checks in one step."""
 
 
 class Demotions:
@@ -33,60 +30,111 @@ class Demotions:
     :class:`~tierkv.manager.moves.tier_io.TierIO` turns the choice into instructions.
     """
 
-    def __init__(self, host: HostTier, tiers: Iterable[LowerTier], cascades: Cascades, admissions: Admissions) -> None:
+    def __init__(
+        self,
+        host: HostTier,
+        tiers: TierList,
+        cascades: Cascades,
+        admissions: Admissions,
+        budget: StepBudget,
+    ) -> None:
         self._host = host
         self._tiers = tiers
         self._cascades = cascades
         self._admissions = admissions
         self._free_wanted = max(1, int(host.num_slots * FREE_SHARE))
         self._to_flush = range(0)
+        # Slots by number of a tier, each held for a write there: of chunks that it is asked for, by key, and of those
+        # for which it has answered.
+        self._asked: dict[int, dict[Key, int]] = {}
+        self._answered: dict[int, list[int]] = {}
+        self._chosen = budget.share()
+        self._flushed = budget.share()
 
     def begin(self, now: float) -> dict[int, list[int]]:
         """Begin as many demotions as needed to have some slots free. Returns the slots to write, by tier."""
-        back = [tier for tier in self._tiers if tier.limits.write is WritePolicy.BACK]
-        if not back:
+        if not self._tiers.writes_back:
             self._to_flush = range(0)  # the tiers that it was for were detached
             return {}
+        back = [tier for tier in self._tiers if tier.limits.write is WritePolicy.BACK]
         self._flush(back, now)
         demoting = self._host.begin_quota_demotions()
-        short = min(self._free_wanted - self._host.free - len(self._host.demoting), DEMOTIONS_PER_STEP_MAX)
+        short = self._free_wanted - self._host.free - len(self._host.slots.demoting)
         if short > -self._free_wanted:
-            takes = max(map(self._takes, back))
-            short -= len(self._admissions.drop_one_shots(short))
+            wanted = max(0, min(short, self._chosen.left))
+            takes = max(self._takes(tier, wanted) for tier in back)
+            dropped = len(self._admissions.drop_one_shots(wanted))
             self._admissions.dirty_pins.pin()
-            demoting += self._host.begin_demotions(max(0, min(short, takes)))
-        return self._demote(back, demoting, now) if demoting else {}
+            chosen = self._host.begin_demotions(min(wanted - dropped, takes))
+            self._chosen.take(dropped + len(chosen))
+            demoting += chosen
+        return self._demote(back, demoting, now) if demoting or self._answered else {}
+
+    def is_due(self) -> bool:
+        """Whether :meth:`begin` has something to do."""
+        if self._to_flush or self._answered:
+            return True
+        host = self._host
+        if not self._tiers.writes_back:
+            return False
+        return host.free - self._free_wanted + len(host.slots.demoting) < self._free_wanted
 
     def evict_over_quota(self, now: float) -> None:
         """Evict chunks of tenants that are over their quotas, unless :meth:`begin` writes them first."""
-        if self._host.has_quotas and not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
+        if self._host.has_quotas and not self._tiers.writes_back:
             self._admissions.evict_over_quota(now)
 
-    def _takes(self, tier: LowerTier) -> int:
-        """Number of further chunks that a tier can be given now. Makes room there ahead of need."""
+    def _takes(self, tier: LowerTier, wanted: int) -> int:
+        """Number of chunks, up to ``wanted``, that a tier can be given now. Makes room there ahead of need."""
         if tier.phase is not TierPhase.SERVING:
             return 0
         size = self._cascades.sizes.frame_bound_max
         self._cascades.has_room(tier, size, self._free_wanted)
         residency = tier.residency
-        return min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, DEMOTIONS_PER_STEP_MAX))
+        return max(0, min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, wanted)))
 
     def _demote(self, back: Sequence[LowerTier], demoting: Sequence[int], now: float) -> dict[int, list[int]]:
-        host = self._host
+        host, ended = self._host, list(demoting)
         chunks = [(slot, host.slots.key(slot)) for slot in demoting]
         writes: dict[int, list[int]] = {}
         for tier in back:
-            due = self._cascades.due(tier, chunks, now)
-            writes[tier.index] = slots = [slot for slot, key in due if self._begin_write(tier, key)]
+            asked = self._cascades.ask_first(tier, chunks, now)
+            self._asked.setdefault(tier.index, {}).update((key, slot) for slot, key in asked)
+            host.pin_to_write(slot for slot, _ in asked)
+            waiting = {slot for slot, _ in asked}
+            answered = self._answered.pop(tier.index, [])
+            ended += answered
+            missing = self._cascades.lacking(tier, [(slot, host.slots.key(slot)) for slot in answered], now)
+            missing = [chunk for chunk in missing if chunk[0] in host.slots.demoting]  # a use has cancelled others
+            due = self._cascades.due(tier, [one for one in chunks if one[0] not in waiting] + missing, now)
+            writes[tier.index] = slots = [slot for slot, key in due if self._begin_write(tier, slot, key)]
             host.pin_to_write(slots)
             self._cascades.count_dropped(tier, len(due) - len(slots))
-        self.end_writes(demoting)
+        self.end_writes(ended)
         return writes
 
-    def _begin_write(self, tier: LowerTier, key: Key) -> bool:
+    @property
+    def held(self) -> list[int]:
+        """Slots held until a shared tier has answered whether it has their chunks; one that two tiers hold, twice."""
+        slots = [slot for asked in self._asked.values() for slot in asked.values()]
+        return slots + [slot for answered in self._answered.values() for slot in answered]
+
+    def answered(self, tier: LowerTier, keys: Iterable[Key]) -> None:
+        """Have :meth:`begin` write those of ``keys`` that wait for this answer of a shared tier, unless it has them."""
+        asked = self._asked.get(tier.index)
+        if slots := [asked.pop(key) for key in keys if key in asked] if asked else []:
+            self._answered.setdefault(tier.index, []).extend(slots)
+
+    def out_of_service(self, tier: LowerTier) -> None:
+        """Stop waiting for the answers of a tier. Its chunks are evicted unwritten, and counted."""
+        slots = [*self._asked.pop(tier.index, {}).values(), *self._answered.pop(tier.index, [])]
+        self._cascades.count_dropped(tier, len(slots))
+        self.end_writes(slots)
+
+    def _begin_write(self, tier: LowerTier, slot: int, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
         takes = tier.phase is TierPhase.SERVING and tier.residency.num_writing < tier.queue_chunks_max
-        if not (takes and self._cascades.has_room(tier, size, 1)):
+        if not (takes and self._cascades.has_room(tier, size, 1, self._host.slots.ranks[slot])):
             return False
         tier.residency.begin_write((key,), size)
         return True
@@ -104,11 +152,12 @@ class Demotions:
 
     def flush(self) -> None:
         """Queue every chunk of the host tier for the write-back tiers, over the next steps."""
-        if any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
+        if self._tiers.writes_back:
             self._to_flush = range(self._host.num_slots)
 
     def _flush(self, back: Sequence[LowerTier], now: float) -> None:
-        some, self._to_flush = self._to_flush[:FLUSHED_PER_STEP_MAX], self._to_flush[FLUSHED_PER_STEP_MAX:]
+        count = self._flushed.take(len(self._to_flush))
+        some, self._to_flush = self._to_flush[:count], self._to_flush[count:]
         slot_table = self._host.slots
         chunks = [(slot, slot_table.key(slot)) for slot in some if slot_table.state(slot) is ChunkState.READY]
         for tier in back if chunks else ():

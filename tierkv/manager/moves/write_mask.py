@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.retention import Retention
 from tierkv.structures.key_table import column
 from tierkv.types.hints import RequestHints
@@ -25,7 +26,7 @@ _ONE_SHOT, _INEXACT = 1 << TIERS_MAX, 2 << TIERS_MAX
 class WriteMask:
     """Column of masks. Sans-IO. Nothing is written to it while no chunk has a mask."""
 
-    def __init__(self, num_slots: int, tiers: Iterable[LowerTier], retention: Retention) -> None:
+    def __init__(self, num_slots: int, tiers: TierList, retention: Retention) -> None:
         self.tiers = tiers
         self.retention = retention
         self._denied = column("Q", num_slots)
@@ -43,17 +44,22 @@ class WriteMask:
             for slot in slots:
                 self._denied[slot] = denied
 
+    def deny(self, tier: LowerTier, slot: int) -> None:
+        """Deny writes of a chunk to a tier that has it, although the answer that it is there is soon forgotten."""
+        if tier.index < TIERS_MAX:
+            self.any = True
+            self._denied[slot] |= 1 << tier.index
+
     @staticmethod
     def _bits_of_source(source: LowerTier) -> int:
         """Bits for chunks that are read from a tier.
 
         Chunks of an inexact tier differ from those that were computed, so they are written nowhere. A chunk of a shared
-        tier is not written there again on reuse or eviction, although the answer that it is there is soon forgotten.
+        tier is not written there again, although the answer that it is there is soon forgotten.
         """
         if not source.limits.exact:
             return _INEXACT
-        late = source.limits.write in (WritePolicy.ON_REUSE, WritePolicy.BACK)
-        return 1 << source.index if late and source.capabilities.shared and source.index < TIERS_MAX else 0
+        return 1 << source.index if source.capabilities.shared and source.index < TIERS_MAX else 0
 
     def _bits_of_hints(self, hints: RequestHints) -> int:
         bits = _ONE_SHOT if hints.one_shot else 0

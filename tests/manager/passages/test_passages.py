@@ -1,16 +1,18 @@
-"""Reservations: the order in which requests get slots when they are short (decision 4)."""
+"""Passages: the order in which requests get slots when they are short (decision 4)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
+from calls import calls_of
 from core_parts import Core, disk, make_core
 
 from tierkv.errors import InvariantError
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.reservations.reservation import Reservation
-from tierkv.manager.reservations.reservations import Reservations
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
+from tierkv.manager.passages.passage import Passage
 from tierkv.types.keys import Key, make_key
 from tierkv.types.tier_ops import OutcomeKind
 
@@ -20,14 +22,14 @@ def run(first: int, count: int) -> tuple[Key, ...]:
     return tuple(make_key(b"chunk %d" % i, 0) for i in range(first, first + count))
 
 
-def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
+def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Passage:
     """Reserve as a waiting request does once per step."""
-    return core.manager.reservations.reserve(owner, keys)
+    return core.manager.passages.reserve(owner, keys)
 
 
 def release(core: Core, owner: str) -> None:
     """Release as a request does that loads or ends."""
-    core.manager.reservations.release(owner)
+    core.manager.passages.release(owner)
 
 
 def with_chunks_below(*runs: tuple[Key, ...], slots: int, reserved: int | None = None) -> Core:
@@ -61,7 +63,7 @@ def test_slots_are_granted_in_order_of_arrival() -> None:
 def test_who_needs_no_slot_does_not_wait() -> None:
     """A younger request whose chunks are all readable takes nothing from the older one, and is served at once."""
     a, b = run(0, 6), run(10, 2)
-    core = with_chunks_below(a, slots=6)
+    core = with_chunks_below(a, slots=6, reserved=8)
     core.put(b)
     busy = core.manager.prepare_load(b, RequestContext("x"))
     assert not reserve(core, "a", a).complete
@@ -149,6 +151,7 @@ def test_other_wishes_keep_what_is_still_wanted(start: int) -> None:
     core = with_chunks_below(a, b, slots=6)
     reserve(core, "a", a[:2])
     reserve(core, "b", b)
+    core.manager.passages.promise("b")
     reads = core.manager.take_ops()
     assert not reserve(core, "a", a).complete
     reservation = reserve(core, "b", b[start:])
@@ -172,15 +175,15 @@ def test_released_chunks_are_evicted_tail_first() -> None:
 
 
 def _miscounted(core: Core) -> None:
-    core.manager.reservations.num_reserved += 1
+    core.manager.passages.account.held += 1
 
 
 def _over_the_cap(core: Core) -> None:
-    core.manager.reservations.chunks_max = 1
+    core.manager.passages.account.chunks_max = 1
 
 
 def _unwanted(core: Core) -> None:
-    core.manager.reservations._by_owner["a"].keys = run(0, 1)
+    core.manager.passages._by_owner["a"].keys = run(0, 1)
 
 
 def _not_held(core: Core) -> None:
@@ -190,7 +193,7 @@ def _not_held(core: Core) -> None:
 
 
 def _waits_for_nothing(core: Core) -> None:
-    core.manager.reservations._by_owner["a"].outstanding += 1
+    core.manager.passages._by_owner["a"].outstanding += 1
 
 
 @pytest.mark.parametrize("breakage", [_miscounted, _over_the_cap, _unwanted, _not_held, _waits_for_nothing])
@@ -205,23 +208,64 @@ def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:
         core.manager.validate()
 
 
-def test_many_reservations_end_in_steps() -> None:
-    """A reset ends every reservation, and they can fill the host tier. A bounded number of chunks is released at once,
-    the rest in later steps; until then their slots stay held, and count as reserved."""
-    core = make_core(slots=8)
-    reservations = Reservations(core.host, core.manager._tier_io, 8, released_per_step_max=3)
-    core.put(run(0, 8))
-    assert reservations.reserve("a", run(0, 5)).ready
-    assert reservations.reserve("b", run(5, 2)).ready
-    reservations.release_all()
-    reservations.validate()
-    assert (core.host.room, reservations.num_reserved) == (4, 4)
-    reservations.begin_step()
-    assert (core.host.room, reservations.num_reserved) == (7, 1)
-    reservations.begin_step()
-    reservations.validate()
-    assert (core.host.room, reservations.num_reserved) == (8, 0)
+def test_many_passages_end_in_steps() -> None:
+    """A reset ends every passage, and they can fill the host tier. A bounded number of chunks is released at once, the
+    rest in later steps; until then their slots stay held, and count on the account."""
+    core = make_core(slots=400)
+    passages = core.manager.passages
+    core.manager.budget.keys_max = 16
+    core.put(run(0, 400))
+    core.begin()
+    assert passages.reserve("a", run(0, 250)).ready
+    assert passages.reserve("b", run(250, 150)).ready
+    core.manager.reset_cache()
+    rooms = [core.host.room]
+    while passages.account.total:
+        passages.validate()
+        core.begin()
+        rooms.append(core.host.room)
+    freed_max = max(later - room for room, later in itertools.pairwise(rooms))
+    assert freed_max <= 2 * SLOTS_PER_KEY * 16, "released, and swept"
+    assert core.host.room == 400
     core.host.validate()
+
+
+def calls_of_release_all(passages: int) -> int:
+    """Number of calls of Python functions in the end of all passages, each of one chunk."""
+    core = make_core(slots=passages)
+    core.put(run(0, passages))
+    for number in range(passages):
+        core.begin()
+        assert core.manager.passages.reserve(f"r{number}", run(number, 1)).ready
+    calls = calls_of(core.manager.passages.release_all)
+    core.manager.passages.validate()
+    assert not core.manager.passages.owners
+    return calls
+
+
+def test_a_reset_ends_many_passages_as_fast_as_few() -> None:
+    """Promise 5: the call that resets the cache looks at no passage. Later steps release their slots."""
+    assert calls_of_release_all(200) == calls_of_release_all(2)
+
+
+def test_chunks_on_their_way_at_a_reset_are_awaited_by_nobody() -> None:
+    """A passage that a reset ended is released later. Its reads may end before that or after it."""
+    core = make_core(slots=8, tiers=[disk()])
+    core.keep_below(run(0, 4))
+    core.begin()
+    passage = core.manager.passages.reserve("a", run(0, 4))
+    reads = core.manager.take_ops()
+    assert passage.outstanding == 4
+    core.manager.reset_cache()
+    core.manager.validate()
+    core.begin()
+    assert passage.outstanding == 0
+    assert not core.host.waiters.by_slot
+    for read in reads:
+        core.finish(read)
+    core.begin()
+    core.manager.validate()
+    assert (core.host.room, core.manager.passages.account.total) == (8, 0)
 
 
 def test_pins_count_under_the_cap_and_are_let_go_with_the_owner() -> None:
@@ -231,14 +275,14 @@ def test_pins_count_under_the_cap_and_are_let_go_with_the_owner() -> None:
     core = make_core(slots=8, reserved=4)
     core.put(keys)
     who = RequestContext("a")
-    assert [core.manager.reservations.pin(who.request_id, key) for key in keys] == [True] * 4 + [False]
-    assert core.manager.reservations.pin(who.request_id, keys[0]), "held already"
-    assert not core.manager.reservations.pin(who.request_id, run(90, 1)[0]), "not there"
+    assert [core.manager.passages.pins.add(who.request_id, key) for key in keys] == [True] * 4 + [False]
+    assert core.manager.passages.pins.add(who.request_id, keys[0]), "held already"
+    assert not core.manager.passages.pins.add(who.request_id, run(90, 1)[0]), "not there"
     core.manager.validate()
     for i in range(100, 120):
         core.put([make_key(b"other %d" % i, 0)])
     assert set(keys[:4]) <= core.ready()
-    core.manager.reservations.unpin(who.request_id, keys[:1])
+    core.manager.passages.pins.remove(who.request_id, keys[:1])
     assert core.host.room == core.host.num_slots - 1
     release(core, "a")
     assert core.host.room == core.host.num_slots
@@ -252,7 +296,7 @@ def test_pins_and_a_reservation_are_handed_over_together() -> None:
     core = with_chunks_below(keys[2:], slots=6)
     core.put(keys[:2])
     who = RequestContext("a")
-    assert all(core.manager.reservations.pin(who.request_id, key) for key in keys[:2])
+    assert all(core.manager.passages.pins.add(who.request_id, key) for key in keys[:2])
     assert reserve(core, "a", keys[2:]).complete
     core.finish_all()
     grant = core.manager.prepare_load(keys, who)
@@ -260,3 +304,22 @@ def test_pins_and_a_reservation_are_handed_over_together() -> None:
     core.manager.validate()
     core.manager.complete_load(grant.slots)
     assert core.host.room == core.host.num_slots
+
+
+def test_a_load_in_another_order_than_the_lookup() -> None:
+    """With several groups a load goes group by group, a lookup by the ends of chunks: the holds are handed over as
+    they are, each with its source."""
+    keys = run(0, 4)
+    core = with_chunks_below(keys[:2], slots=8)
+    core.put(keys[2:])
+    passage = reserve(core, "a", keys)
+    core.finish_all()
+    slots = dict(zip(keys, passage.slots, strict=True))
+    order = (keys[3], keys[0], keys[2], keys[1])
+    grant = core.manager.prepare_load(order, RequestContext("a"))
+    assert [slot for slot, _ in grant.slots] == [slots[key] for key in order]
+    assert grant.sources == ("host", "disk", "host", "disk")
+    assert all(core.host.slots.pins[slot] == 1 for slot in slots.values()), "no chunk is held twice"
+    core.manager.validate()
+    core.manager.complete_load(grant.slots)
+    assert core.host.room == 8

@@ -1,0 +1,54 @@
+"""A tier that is full below its capacity keeps a smaller room, and tries in steps whether it may have more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tierkv.manager.lower.learned_room import RETRY_S, STEP_FRAMES, LearnedRoom
+
+FRAME = 100
+
+
+@pytest.mark.parametrize("capacity", [None, 10_000])
+def test_the_room_is_what_was_stored(capacity: int | None) -> None:
+    """A refusal is the only sign of a small disk; bytes that are stored at that moment certainly fit."""
+    room = LearnedRoom(capacity)
+    assert not room.is_learned
+    room.refused(4_000, FRAME, 0.0)
+    assert room.is_learned
+    assert room.bytes == 4_000
+    room.refused(5_000, FRAME, 1.0)
+    assert room.bytes == 4_000, "deletions under way may have made room that is taken again"
+    room.refused(0, FRAME, 2.0)
+    assert room.bytes == STEP_FRAMES * FRAME, "a write is always tried, so that the end of a full disk is noticed"
+
+
+def test_room_is_won_back_in_growing_steps() -> None:
+    """A disk that was cleared is used again, and one that is still full refuses a few frames at a time."""
+    room = LearnedRoom(10_000)
+    room.refused(4_000, FRAME, 0.0)
+    room.retry(RETRY_S - 0.1)
+    assert room.bytes == 4_000
+    found = []
+    for attempt in range(1, 5):
+        room.retry(attempt * RETRY_S)
+        room.retry(attempt * RETRY_S)
+        found.append(room.bytes)
+    assert found == [
+        4_000 + STEP_FRAMES * FRAME,
+        4_000 + 3 * STEP_FRAMES * FRAME,
+        4_000 + 7 * STEP_FRAMES * FRAME,
+        10_000,
+    ]
+    assert not room.is_learned
+    room.refused(6_000, FRAME, 100.0)
+    room.retry(100.0 + RETRY_S)
+    assert room.bytes == 6_000 + STEP_FRAMES * FRAME, "the step after a refusal is the shortest"
+
+
+def test_a_tier_without_a_bound_is_bounded_for_a_while() -> None:
+    """Without a capacity the disk alone bounds the tier."""
+    room = LearnedRoom(None)
+    room.refused(4_000, FRAME, 0.0)
+    room.retry(RETRY_S)
+    assert room.bytes == 4_000 + STEP_FRAMES * FRAME

@@ -1,0 +1,43 @@
+"""Releases of slots after a load: a part of them in each step, the tail of the prefix first."""
+
+from __future__ import annotations
+
+from core_parts import make_core
+
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
+from tierkv.types.keys import Key, make_key
+
+CHUNKS = 512
+STEP_KEYS = 64
+
+
+def test_the_end_of_a_load_releases_a_part_of_its_chunks_in_each_step() -> None:
+    """A prompt of any length ends its load in one call, so this call must not release all of its chunks.
+
+    Until then they count under the cap, and the chunk that is released last is the head: it is evicted last.
+    """
+    keys = tuple(Key(make_key(b"chunk %d" % i, 0)) for i in range(CHUNKS))
+    core = make_core(slots=CHUNKS, step_keys=STEP_KEYS)
+    for first in range(0, CHUNKS, 8):
+        core.put(keys[first : first + 8])
+        core.begin()
+    core.manager.passages.reserve("a", keys)
+    grant = core.manager.prepare_load(keys, RequestContext("a"))
+    account = core.manager.passages.account
+    assert (core.host.room, account.copying) == (0, CHUNKS)
+    core.begin()
+    core.manager.complete_load(grant.slots)
+    steps, room = 0, core.host.room
+    assert 0 < room <= STEP_KEYS * SLOTS_PER_KEY
+    while core.host.room < CHUNKS:
+        core.manager.validate()
+        assert account.copying == CHUNKS - core.host.room
+        assert core.host.slots.pins[grant.slots[-1].slot] == 0, "the tail is released first"
+        assert core.host.slots.pins[grant.slots[0].slot] == 1, "the head is released last"
+        core.begin()
+        assert 0 < core.host.room - room <= STEP_KEYS * SLOTS_PER_KEY
+        steps, room = steps + 1, core.host.room
+    assert steps > 1
+    assert account.total == 0
+    core.manager.validate()

@@ -1,0 +1,142 @@
+"""Uses of prefixes, by requests that have ended or store on: counted in steps, the tail of the prefix first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from calls import CountedKey, lookups_of
+from core_parts import Core, disk, make_core
+
+from tierkv.manager import touches
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.step_budget import KEYS_PER_LOOK
+from tierkv.types.keys import Key, make_key
+
+CHUNKS = 256
+STEP_KEYS = 8
+
+
+def keys_of(first: int, count: int) -> list[Key]:
+    """Keys of a prefix."""
+    return [make_key(b"chunk %d" % i, 0) for i in range(first, first + count)]
+
+
+def evicted_by(core: Core, count: int) -> list[Key]:
+    """Chunks that leave the host tier when ``count`` others come."""
+    before = {chunk.key for chunk in core.host.slots.visible()}
+    core.put(keys_of(10_000, count))
+    return sorted(before - {chunk.key for chunk in core.host.slots.visible()})
+
+
+def test_a_long_prompt_is_touched_in_steps() -> None:
+    """The end of a request of any length costs one step a bounded number of keys; after some steps all are counted."""
+    core = make_core(slots=CHUNKS + 8, step_keys=STEP_KEYS)
+    prompt, others = keys_of(0, CHUNKS), keys_of(1_000, 8)
+    for keys in [prompt[i : i + 8] for i in range(0, CHUNKS, 8)] + [others]:
+        core.put(keys)
+        core.begin()
+    core.manager.touch(prompt)
+    policy = core.host.policy
+    touched: list[int] = []
+    for _ in range(CHUNKS):
+        touched.append(core.manager._touches.num_waiting)
+        core.begin()
+    done = [before - after for before, after in zip([CHUNKS, *touched], touched, strict=False)]
+    assert max(done) <= STEP_KEYS * KEYS_PER_LOOK
+    assert done[0] > 0
+    assert sum(done) == CHUNKS
+    assert done.count(0) < CHUNKS - 1, "several steps"
+    assert len(policy) == CHUNKS + 8
+    assert evicted_by(core, 8) == sorted(others), "what was not touched is evicted first"
+    assert evicted_by(core, 8) != sorted(prompt[:8]), "the head stays longest"
+
+
+def test_uses_beyond_the_bound_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that end faster than steps count their uses must not fill the memory."""
+    monkeypatch.setattr(touches, "WAITING_MAX", 4 * STEP_KEYS)
+    core = make_core(step_keys=STEP_KEYS)
+    for number in range(100):
+        core.manager.touch(keys_of(1_000 * number, 4 * STEP_KEYS))
+    assert core.manager._touches.num_waiting < 8 * STEP_KEYS
+
+
+def core_with(chunks: int, *, tiers: int = 1, step_keys: int = STEP_KEYS) -> Core:
+    """Core whose tiers all have the first ``chunks`` chunks, in the host tier the head as the first to be evicted."""
+    core = make_core(slots=chunks + 8, tiers=[disk(name=f"disk {i}") for i in range(tiers)], step_keys=step_keys)
+    for start in range(0, chunks, 4):
+        core.put(keys_of(start, 4), f"request {start}")
+        core.begin()
+    for tier in range(tiers):
+        core.keep_below(keys_of(0, chunks), tier)
+    core.finish_all()
+    core.begin()
+    return core
+
+
+def continue_prompt(core: Core, chunks: int) -> None:
+    """Note that a request stores chunks behind its prompt of ``chunks`` chunks."""
+    core.manager.continue_prefix([Key(CountedKey(key)) for key in keys_of(0, chunks)], 4, RequestContext("r"))
+
+
+def touch_prompt(core: Core, chunks: int) -> None:
+    """End a request that used ``chunks`` chunks."""
+    core.manager.touch([Key(CountedKey(key)) for key in keys_of(0, chunks)])
+
+
+@pytest.mark.parametrize("use", [continue_prompt, touch_prompt])
+def test_a_use_costs_the_same_for_every_length_and_number_of_tiers(use: Callable[[Core, int], None]) -> None:
+    """A call looks up as many keys for a prompt of 1,024 chunks as for one of 512, and with ten tiers no more."""
+    short, long = (lookups_of(use, core_with(chunks, step_keys=16), chunks) for chunks in (512, 1024))
+    many = lookups_of(use, core_with(1024, tiers=10, step_keys=16), 1024)
+    assert 0 < many <= long == short < 512
+
+
+def test_a_long_prefix_is_continued_in_steps() -> None:
+    """Its chunks are ranked and moved in every tier, tail first, in steps: the head is evicted last, everywhere."""
+    core = core_with(CHUNKS, tiers=2)
+    prompt = keys_of(0, CHUNKS)
+    continue_prompt(core, CHUNKS)
+    assert any(rank == 0 for rank in ranks_below(core, prompt)), "later steps do the rest"
+    steps = 0
+    while core.manager._touches.num_waiting:
+        core.begin()
+        steps += 1
+    assert steps > 2
+    for tier in core.lower:
+        ranks = tier.residency.ranks_of(prompt)
+        assert ranks == sorted(ranks)
+        assert len(set(ranks)) == CHUNKS
+        victims = tier.residency.evict(4)
+        assert victims == prompt[:-5:-1], "from the tail"
+    core.host.validate()
+
+
+def ranks_below(core: Core, keys: list[Key]) -> list[int]:
+    """Ranks of chunks in the first tier below."""
+    return core.lower[0].residency.ranks_of(keys)
+
+
+def test_the_parts_of_a_continued_prefix_are_one_chain() -> None:
+    """Chunks that were ranked in several steps are known as one prefix: all others are evicted before it."""
+    core = core_with(CHUNKS)
+    continue_prompt(core, CHUNKS)
+    while core.manager._touches.num_waiting:
+        core.begin()
+    order = core.lower[0].residency.listed.order
+    [deepest] = order._deepest.values()
+    chain, before = 1, order._before[deepest] - 1
+    while before >= 0:
+        chain, before = chain + 1, order._before[before] - 1
+    assert chain == CHUNKS
+
+
+def test_what_is_not_there_is_not_continued() -> None:
+    """Of a prompt whose front is in a tier only the front is ranked, also where the rest is present behind a gap."""
+    core = make_core(slots=64, tiers=[disk()], step_keys=STEP_KEYS)
+    core.keep_below(keys_of(0, 20) + keys_of(30, 20))
+    continue_prompt(core, 50)
+    while core.manager._touches.num_waiting:
+        core.begin()
+    ranks = ranks_below(core, keys_of(0, 50))
+    assert [rank > 0 for rank in ranks] == [True] * 20 + [False] * 30

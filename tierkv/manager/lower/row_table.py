@@ -1,0 +1,130 @@
+"""Columns of one lower tier: one row per chunk that is stored, written, read or deleted there.
+
+:class:`~tierkv.manager.lower.residency.Residency` is the only writer of the columns. Everything else reads them through
+the methods below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tierkv.structures.key_table import KeyDirectory, KeyTable, column, longer
+from tierkv.structures.written_order import WrittenColumn
+from tierkv.types.keys import Key
+
+STORED, WRITING, DELETING = 1, 2, 4
+"""Flags of a row, in any combination: a frame is at rest in the tier; one is being written; one is being deleted."""
+
+LAST_MAX = 256
+"""Chunks of a prompt among which the last one that was written is sought, when a request continues it."""
+
+
+class RowTable:
+    """Columns by row, and the table of keys. Sans-IO; every question is O(1) per key unless it says otherwise.
+
+    The policy knows exactly the rows that are stored and not being deleted: they are *listed*.
+
+    Args:
+        directory: shared with other tiers, so that one lookup finds a key in all of them; None: one of its own.
+    """
+
+    __slots__ = ("flags", "frame_bytes", "keys", "uses", "written")
+
+    def __init__(self, directory: KeyDirectory | None = None) -> None:
+        self.keys = KeyTable(directory)
+        """Row of each chunk."""
+        self.flags = bytearray()
+        """Flags; it grows in place."""
+        self.frame_bytes = column("Q", 0)
+        """Bytes of the frame at rest."""
+        self.uses = column("I", 0)
+        """Number of reads and writes under way."""
+        self.written = WrittenColumn()
+        """Written ranks of the stored chunks."""
+
+    # -- one chunk ---------------------------------------------------------------------------------------------------
+
+    def flags_of(self, key: Key) -> int:
+        """Flags of a key; 0 if it has no row."""
+        row = self.keys.find(key)
+        return 0 if row is None else self.flags[row]
+
+    def has_bytes_of(self, key: Key) -> bool:
+        """Whether ``key`` is stored or being written."""
+        return bool(self.flags_of(key) & (STORED | WRITING))
+
+    def is_writing(self, key: Key) -> bool:
+        """Whether ``key`` is being written."""
+        return bool(self.flags_of(key) & WRITING)
+
+    def is_idle(self, key: Key) -> bool:
+        """Whether ``key`` is stored, and not being read, written or deleted."""
+        row = self.keys.find(key)
+        return row is not None and self.is_listed(row) and not self.uses[row]
+
+    def is_listed(self, row: int) -> bool:
+        """Whether a row is stored and not being deleted."""
+        return self.flags[row] & (STORED | DELETING) == STORED
+
+    def frame_bytes_of(self, row: int) -> int:
+        """Bytes at rest of the chunk in a row."""
+        return self.frame_bytes[row]
+
+    def last_written(self, keys: Sequence[Key]) -> int:
+        """Written rank of the last of ``keys`` that is stored here with one; 0: there is none. Looks at a few."""
+        for row in reversed(self.keys.find_all(keys[-LAST_MAX:])):
+            if row is not None and self.is_listed(row) and (rank := self.written.at(row)):
+                return rank
+        return 0
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def without_flags(self, chunks: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
+        """Those of ``chunks``, each a slot and its key, that are neither stored nor written nor deleted here."""
+        flags = self.flags
+        rows = self.keys.find_all([key for _, key in chunks])
+        return [chunk for chunk, row in zip(chunks, rows, strict=True) if row is None or not flags[row]]
+
+    def stored(self) -> Iterator[Key]:
+        """The stored chunks. O(rows)."""
+        return (key for key, row in self.keys.items() if self.flags[row] & STORED)
+
+    def deleting(self) -> Iterator[Key]:
+        """The chunks whose deletion is due or under way. O(rows)."""
+        return (key for key, row in self.keys.items() if self.flags[row] & DELETING)
+
+    def listed(self) -> Iterator[tuple[Key, int, bool]]:
+        """Each listed chunk with its frame's bytes, and whether a read or write uses it. O(rows)."""
+        return (
+            (key, self.frame_bytes[row], bool(self.uses[row])) for key, row in self.keys.items() if self.is_listed(row)
+        )
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def row_of(self, key: Key) -> int:
+        """Row of a key; a new one if it has none."""
+        row = self.keys.find(key)
+        if row is not None:
+            return row
+        row = self.keys.add(key)
+        self._lengthen()
+        return row
+
+    def rows_of(self, keys: Sequence[Key]) -> list[int]:
+        """Rows of many keys; new ones for those that have none. ``keys`` may contain duplicates."""
+        rows = self.keys.known(keys)
+        if len(rows) < len(keys):
+            rows = self.keys.numbers(keys)
+            self._lengthen()
+        return rows
+
+    def _lengthen(self) -> None:
+        length = self.keys.length
+        if length > len(self.flags):
+            self.flags.extend(bytes(length - len(self.flags)))
+            self.frame_bytes, self.uses = longer(self.frame_bytes, length), longer(self.uses, length)
+
+    def discard_unused(self, row: int) -> None:
+        """Give up a row without flags and uses."""
+        if not self.flags[row] and not self.uses[row]:
+            self.keys.discard(row)

@@ -1,0 +1,115 @@
+"""Index of several lower tiers: which of them have a chunk, for one lookup per key whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.row_table import DELETING, STORED
+from tierkv.manager.lower.tier_phase import TierPhase
+from tierkv.structures.key_table import SHARD_BYTE, TABLE_BITS, TABLE_MASK, KeyDirectory
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+
+NOWHERE = 1 << 30
+"""Rank of a chunk that no tier has; beyond all others."""
+
+FEW_KEYS = 4
+"""Number of keys that are looked up one by one: a batch first looks at every tier."""
+
+
+class TierIndex:
+    """Tiers with an authoritative index that share one directory of keys. Sans-IO, single-threaded.
+
+    Args:
+        directory: their directory.
+        ranked: the tiers by *rank*: the place of a tier in the order in which tiers are searched.
+    """
+
+    __slots__ = ("_directory", "_ranked", "_shards")
+
+    def __init__(self, directory: KeyDirectory, ranked: Mapping[int, LowerTier]) -> None:
+        self._directory = directory
+        self._shards = directory.shards
+        # By number of the tier's table in the directory.
+        self._ranked = {tier.residency.rows.keys.index: (rank, tier) for rank, tier in ranked.items()}
+
+    def ranks(self, keys: Sequence[Key], now: float, allowed: Collection[str] | None) -> list[int]:
+        """Rank of the fastest allowed tier in service that has each of ``keys``; :data:`NOWHERE` if there is none."""
+        if len(keys) <= FEW_KEYS:
+            return [self.rank(key, now, allowed) for key in keys]
+        tables = self._directory.tables
+        columns: list[bytearray | None] = [None] * len(tables)
+        ranks = [NOWHERE] * len(tables)
+        unsure: set[int] = set()
+        for number, (rank, tier) in self._ranked.items():
+            if tier.phase is TierPhase.SERVING and (allowed is None or tier.name in allowed):
+                columns[number], ranks[number] = tier.residency.rows.flags, rank
+                if tier.presence_cache.any:
+                    unsure.add(rank)
+        further = [None if table is None else table.further for table in tables]
+        found: list[int] = []
+        for key_place in self._directory.places(keys):
+            place, best = key_place, NOWHERE
+            while place:
+                number, row = place & TABLE_MASK, place >> TABLE_BITS
+                flags = columns[number]
+                if flags is not None and flags[row] & (STORED | DELETING) == STORED and ranks[number] < best:
+                    best = ranks[number]
+                after = further[number]
+                place = after[row] if after else 0
+            found.append(best)
+        if unsure:  # some chunks count as absent, because a read of them failed
+            found = [self.rank(keys[i], now, allowed) if rank in unsure else rank for i, rank in enumerate(found)]
+        return found
+
+    def rank(self, key: Key, now: float, allowed: Collection[str] | None) -> int:
+        """Rank of the fastest allowed tier in service that has ``key``; :data:`NOWHERE` if there is none."""
+        place, best = self._shards[key[SHARD_BYTE]].get(key, 0), NOWHERE
+        while place:
+            ranked = self._ranked.get(place & TABLE_MASK)
+            if ranked is not None:
+                rank, tier = ranked
+                if rank < best and (allowed is None or tier.name in allowed):
+                    here = tier.presence_of(key, tier.residency.rows.flags[place >> TABLE_BITS], now)
+                    best = rank if here is LookupResult.HIT else best
+            place = self._directory.place_after(place)
+        return best
+
+    def touch(self, keys: Sequence[Key]) -> int:
+        """Count a use of chunks in every tier that has them, in the order of ``keys``. Returns the number of uses."""
+        uses = 0
+        for tier, rows, _ in self._rows(keys):
+            tier.policy.touch(rows)
+            uses += len(rows)
+        return uses
+
+    def continue_prefix(self, keys: Sequence[Key], ranks: Sequence[int]) -> int:
+        """Rank chunks anew in every tier that has them; see :meth:`Residency.continue_prefix`. Returns their number."""
+        moves = 0
+        for tier, rows, positions in self._rows(keys):
+            tier.residency.continue_prefix(rows, [ranks[i] for i in positions])
+            moves += len(rows)
+        return moves
+
+    def _rows(self, keys: Sequence[Key]) -> list[tuple[LowerTier, list[int], list[int]]]:
+        """Each tier that has any of ``keys``: rows of those that it has stored, and their positions in ``keys``."""
+        tables = self._directory.tables
+        rows: list[list[int]] = [[] for _ in tables]
+        positions: list[list[int]] = [[] for _ in tables]
+        columns: list[bytearray | None] = [None] * len(tables)
+        for number, (_, tier) in self._ranked.items():
+            columns[number] = tier.residency.rows.flags
+        further = [None if table is None else table.further for table in tables]
+        for position, key_place in enumerate(self._directory.places(keys)):
+            place = key_place
+            while place:
+                number, row = place & TABLE_MASK, place >> TABLE_BITS
+                flags = columns[number]
+                if flags is not None and flags[row] & (STORED | DELETING) == STORED:
+                    rows[number].append(row)
+                    positions[number].append(position)
+                after = further[number]
+                place = after[row] if after else 0
+        ranked = self._ranked.items()
+        return [(tier, rows[number], positions[number]) for number, (_, tier) in ranked if rows[number]]

@@ -1,0 +1,217 @@
+"""Passage of one request: the chunks that it wants, on their way to the GPU."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+
+from tierkv.manager.contract import HOST
+from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.passages.slot_account import SlotUse
+from tierkv.manager.step_state import StepState
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import Key
+
+NOT_GRANTED = -1
+"""Slot number of a wanted chunk that has none yet."""
+
+
+class Passage:
+    """Wanted chunks of one request in prefix order, and the slots granted for them.
+
+    Attributes:
+        owner: id of the request.
+        asked_s: time since when its lookup is open; see :class:`~tierkv.manager.contract.RequestContext`.
+        order: position among all passages; the oldest is first.
+        copies: whether its sink is the GPU. Then ``keys`` is the next segment only.
+        keys: one per wanted chunk.
+        slots: one per wanted chunk, or NOT_GRANTED. A granted slot is held; its chunk is readable or being read.
+        num_granted: number of slots that are granted.
+        position: every chunk before this one has a slot.
+        looked: chunks before this one were held if they were in the host tier when the passage began.
+        outstanding: number of granted chunks that are not readable yet.
+        promised: whether the engine relies on its chunks, so that none may be taken away.
+        lacks_host_slots: whether it found no host slot, though the account had room.
+        moved_s: time when it was opened, when its turn for slots began, or when one of its chunks moved.
+        trusts: whether no wanted chunk has turned out to be unavailable so far.
+        failed: whether a wanted chunk turned out to be unavailable: the lookup must be repeated.
+    """
+
+    __slots__ = (
+        "_host", "_origins", "_reading_s", "_step", "asked_s", "copies", "failed", "hints", "keys",
+        "lacks_host_slots", "looked", "moved_s", "num_granted", "order", "outstanding", "owner", "position",
+        "promised", "slots", "trusts",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913, PLR0917 - only Passages makes one
+        self,
+        owner: str,
+        order: int,
+        keys: tuple[Key, ...],
+        host: HostTier,
+        step: StepState,
+        hints: RequestHints = NO_HINTS,
+        asked_s: float = math.inf,
+    ) -> None:
+        self.owner = owner
+        self.asked_s = asked_s
+        self.trusts = True
+        self.order = order
+        self.hints = hints
+        self.copies = False
+        self.outstanding = 0
+        self._host = host
+        self._step = step
+        self.moved_s = step.now
+        self._reading_s = 0.0
+        self.want(keys, {})
+
+    def want(self, keys: tuple[Key, ...], granted: Mapping[Key, tuple[int, str]]) -> None:
+        """Replace the wanted keys. granted: slot and source tier of those that have a slot already."""
+        self.keys = keys
+        self.slots = [NOT_GRANTED] * len(keys)
+        self.num_granted = 0
+        self._origins: dict[int, str] = {}
+        self.position = 0
+        self.looked = 0
+        self.failed = False
+        self.promised = False
+        self.lacks_host_slots = False
+        for position, key in enumerate(keys if granted else ()):
+            if key in granted:
+                slot, origin = granted[key]
+                self.grant(position, slot, origin)
+
+    def grant(self, position: int, slot: int, origin: str) -> None:
+        """Grant a held slot to the chunk at a position. origin: tier that its bytes come from."""
+        self.slots[position] = slot
+        self.num_granted += 1
+        if origin != HOST:
+            self._origins[position] = origin
+
+    def grant_all(self, slots: list[int]) -> None:
+        """Grant the held slots of all wanted chunks, which are readable in the host tier."""
+        self.slots = slots
+        self.num_granted = self.position = self.looked = len(slots)
+
+    def granted(self) -> dict[Key, tuple[int, str]]:
+        """Slot and source tier of every chunk that has a slot."""
+        return {
+            key: (slot, self._origins.get(position, HOST))
+            for position, (key, slot) in enumerate(zip(self.keys, self.slots, strict=True))
+            if slot != NOT_GRANTED
+        }
+
+    def in_order_of(self, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | None:
+        """Slots and sources of ``keys``; None unless they are the wanted ones, in any order, and none is coming."""
+        if len(keys) != len(self.keys) or not self.complete or self.outstanding:
+            return None
+        sources = self.sources()
+        if keys == self.keys:  # one group; with several, a load has another order than a lookup
+            return self.slots, sources
+        slot_of = dict(zip(self.keys, self.slots, strict=True))
+        slots = list(map(slot_of.get, keys, repeat(NOT_GRANTED)))
+        if NOT_GRANTED in slots:
+            return None
+        if len(set(sources)) > 1:
+            source_of = dict(zip(self.keys, sources, strict=True))
+            sources = list(map(source_of.__getitem__, keys))
+        return slots, sources
+
+    def sources(self) -> list[str]:
+        """Source tier of each wanted chunk."""
+        origins, count = set(self._origins.values()), len(self.keys)
+        if not origins:
+            return [HOST] * count
+        if len(origins) == 1 and len(self._origins) == count:
+            return list(origins) * count
+        return list(map(self._origins.get, range(len(self.keys)), repeat(HOST)))
+
+    def count_sources(self) -> Counter[str]:
+        """Number of granted chunks by source tier."""
+        counts = Counter(self._origins.values())
+        if self.num_granted > len(self._origins):
+            counts[HOST] = self.num_granted - len(self._origins)
+        return counts
+
+    @property
+    def slot_use(self) -> SlotUse:
+        """Account on which its slots are counted."""
+        return SlotUse.GATHERED if self.copies else SlotUse.HELD
+
+    @property
+    def complete(self) -> bool:
+        """Whether every wanted chunk has a slot."""
+        return self.num_granted == len(self.keys)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every wanted chunk is readable and held."""
+        return self.complete and not self.outstanding and not self.failed
+
+    @property
+    def is_trusting(self) -> bool:
+        """Whether a shared tier that does not answer now counts as having the chunk: its lookup was answered before."""
+        return self.copies or (self.trusts and self.asked_s < math.inf)
+
+    @property
+    def waits_for_slots(self) -> bool:
+        """Whether a wanted chunk has no slot, though it is available."""
+        return not self.failed and self.num_granted < len(self.keys)
+
+    def granted_ready(self) -> set[Key]:
+        """Granted keys whose chunks are readable."""
+        state, ready = self._host.slots.state, ChunkState.READY
+        return {key for key, (slot, _) in self.granted().items() if state(slot) is ready}
+
+    def held_tail_first(self, keys: Sequence[Key] | None = None) -> list[int]:
+        """Slots granted for ``keys`` (all if left out), the last wanted one first (S54)."""
+        slots = reversed(self.slots)
+        if keys is None:
+            return [slot for slot in slots if slot != NOT_GRANTED]
+        chosen = set(keys)
+        pairs = zip(reversed(self.keys), slots, strict=True)
+        return [slot for key, slot in pairs if slot != NOT_GRANTED and key in chosen]
+
+    # -- reads under way ---------------------------------------------------------------------------------------------
+
+    def await_chunks(self, count: int) -> None:
+        """Wait for ``count`` more chunks that are being read."""
+        if count and not self.outstanding:
+            self._reading_s -= self._step.now
+        self.outstanding += count
+        self.moved_s = self._step.now
+
+    def stop_waiting(self, count: int) -> None:
+        """Wait for ``count`` chunks less."""
+        self.outstanding -= count
+        if count and not self.outstanding:
+            self._reading_s += self._step.now
+
+    def settled(self, *, readable: bool) -> None:
+        """Accept that one outstanding chunk became readable, or was dropped (see :class:`Waiter`)."""
+        self.stop_waiting(1)
+        self.moved_s = self._step.now
+        if not readable:
+            self.failed = True
+
+    @property
+    def delivered_s(self) -> float:
+        """Time when the chunks being read moved: of the tier that has delivered nothing for longest, if it is later.
+
+        Chunks of one tier are delivered in turn, so a chunk for another request counts too. If none is being read, the
+        rest is being copied from the engine for a store, which is no delay of a tier: the present time.
+        """
+        state, arriving, delivered_s = self._host.slots.state, ChunkState.PROMOTING, self._step.delivered_s
+        tiers = {tier for position, tier in self._origins.items() if state(self.slots[position]) is arriving}
+        moved_s = min((delivered_s.get(tier, self.moved_s) for tier in tiers), default=self._step.now)
+        return max(self.moved_s, moved_s)
+
+    def take_reading_s(self) -> float:
+        """Seconds since the previous call in which chunks for it were being read."""
+        running_since = self._step.now if self.outstanding else 0.0
+        taken, self._reading_s = self._reading_s + running_since, -running_since
+        return taken

@@ -1,0 +1,137 @@
+"""Uses of prefixes, by requests that have ended or store on, a bounded number per step. Sans-IO."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.host.dropping import SLOTS_PER_KEY
+from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
+from tierkv.policies.prefix_order import ranks_of
+from tierkv.types.geometry import cdiv
+from tierkv.types.keys import Key
+
+WAITING_MAX = 1 << 20
+"""Chunks whose use may wait for later steps. Further uses are not counted: eviction is less exact then."""
+
+TOGETHER = 64
+"""Chunks whose uses are counted in one batch. How many tiers have them shows in the batch, and is charged then."""
+
+PresentPrefix = Callable[[Sequence[Key], int, int, RequestContext], int]
+"""(keys, start, stop, request) -> number of chunks from ``start`` that are in a tier."""
+
+
+@dataclass(slots=True)
+class _Continuation:
+    """Request that stores chunks of its own behind a prefix.
+
+    ctx: of the request. chunk_tokens: tokens of each chunk. num_present: chunks from the front that were found in a
+    tier. is_found: whether all of these are known.
+    """
+
+    ctx: RequestContext
+    chunk_tokens: int
+    num_present: int = 0
+    is_found: bool = False
+
+
+@dataclass(slots=True)
+class _Use:
+    """Chunks of one prompt whose use is counted from the last one to the first.
+
+    keys: of the prompt; its owner only appends to it. num_left: of these, those that are not counted. by: the request
+    that continues them; None: one that has ended.
+    """
+
+    keys: Sequence[Key]
+    num_left: int
+    by: _Continuation | None = None
+
+
+class Touches:
+    """Counts uses of chunks in every tier that has them: now, as far as the budget allows, and in later steps.
+
+    The tail of a prefix comes first (S54), so its head is evicted last.
+
+    Args:
+        host: the host tier.
+        tiers: the tiers below.
+        present_prefix: finds the chunks of a prefix that are in a tier.
+        share: key operations of the step.
+    """
+
+    def __init__(self, host: HostTier, tiers: TierList, present_prefix: PresentPrefix, share: BudgetShare) -> None:
+        self._host = host
+        self._tiers = tiers
+        self._present_prefix = present_prefix
+        self._share = share
+        self._waiting: deque[_Use] = deque()
+        self.num_waiting = 0
+        """Chunks whose use is not counted yet."""
+
+    def add(self, keys: Sequence[Key]) -> None:
+        """Count a use of chunks, given in prefix order, without moving any."""
+        self._add(_Use(keys, len(keys)))
+
+    def continue_prefix(self, keys: Sequence[Key], chunk_tokens: int, ctx: RequestContext) -> None:
+        """Rank those leading ``keys``, the prompt of a request, that are in a tier, and count a use of them.
+
+        So the chunks that the request stores behind them are not stored in their place. chunk_tokens: of each chunk.
+        """
+        self._add(_Use(keys, len(keys), _Continuation(ctx, chunk_tokens)))
+
+    def _add(self, use: _Use) -> None:
+        if use.num_left and self.num_waiting < WAITING_MAX:
+            self._waiting.append(use)
+            self.num_waiting += use.num_left
+            self.begin_step()
+
+    def begin_step(self) -> None:
+        """Count uses that wait, the oldest first."""
+        while self._waiting and self._share.left > 0:
+            use = self._waiting[0]
+            before = use.num_left
+            if use.by is not None and not use.by.is_found:
+                self._find(use, use.by)
+            else:
+                self._count_some(use)
+            self.num_waiting -= before - use.num_left
+            if not use.num_left:
+                self._waiting.popleft()
+
+    def _find(self, use: _Use, by: _Continuation) -> None:
+        """Look for further chunks of a prefix that are in a tier."""
+        first, end = by.num_present, min(use.num_left, by.num_present + KEYS_PER_LOOK * self._share.left)
+        by.num_present += self._present_prefix(use.keys, first, end, by.ctx)
+        self._share.take(cdiv(by.num_present - first + 1, KEYS_PER_LOOK))
+        by.is_found = by.num_present < end or end == use.num_left
+        if by.is_found:
+            use.num_left = by.num_present
+            self._note_continued(use.keys[max(0, by.num_present - TOGETHER) : by.num_present], by)
+
+    def _note_continued(self, keys: Sequence[Key], by: _Continuation) -> None:
+        """Note in the tiers which prefix the chunks of a request continue."""
+        if keys:
+            [rank] = ranks_of(by.ctx.request_id, [by.chunk_tokens])
+            self._tiers.note_continued(keys, rank)
+
+    def _count_some(self, use: _Use) -> None:
+        """Count the use of some chunks from the tail."""
+        stop, by = use.num_left, use.by
+        first = use.num_left = max(0, stop - TOGETHER)
+        if by is not None:
+            # With one chunk that was moved before, so that the parts of the prefix are linked.
+            keys = use.keys[first : min(stop + 1, by.num_present)]
+            size = by.chunk_tokens
+            ranks = ranks_of(by.ctx.request_id, range(size * (first + 1), size * (first + len(keys) + 1), size))
+            self._host.continue_prefix(keys, ranks)
+            uses, per_key = len(keys) + self._tiers.continue_prefix(keys, ranks), SLOTS_PER_KEY
+        else:
+            tail_first = use.keys[first:stop][::-1]
+            self._host.touch(tail_first)
+            uses, per_key = len(tail_first) + self._tiers.touch(tail_first), KEYS_PER_LOOK
+        self._share.take(cdiv(uses, per_key))
