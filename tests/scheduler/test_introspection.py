@@ -64,7 +64,7 @@ def _finished_without_fence(core: Core) -> None:
 
 def _fence_of_an_ended_job(core: Core) -> None:
     (job_id,) = core.scheduler._records["done"].store_jobs
-    core.scheduler._jobs.withdraw(job_id)
+    core.scheduler._jobs.remove(job_id)
     core.scheduler._records["done"].store_jobs.clear()
     del core.scheduler._records["done"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from calls import calls_of
 from core_bed import Bed, BedSpec
 from core_blocks import blocks
 from core_parts import Core, disk, make_core
@@ -161,6 +162,20 @@ def test_s52_reset_forgets_what_is_being_loaded() -> None:
     core.report(new.job_id)
     assert core.ask(third) == 8
     assert first is not second
+
+
+def test_a_reset_costs_the_same_with_many_requests() -> None:
+    """Promise 5: each request learns of the reset when it is used next. A thousand that wait cost no call."""
+    assert calls_of_a_reset(1000) < calls_of_a_reset(10) + 10
+
+
+def calls_of_a_reset(requests: int) -> int:
+    """Calls of Python functions in a reset, with that many requests that have stored chunks."""
+    core = make_core(slots=4)
+    for number in range(requests):
+        request = core.arrive(range(8 * number, 8 * number + 8), f"r{number}")
+        core.schedule(request, computed=0, scheduled=8, ids=[[2 * number + 1, 2 * number + 2]])
+    return calls_of(core.scheduler.reset_cache)
 
 
 def test_requests_go_on_after_a_reset() -> None:

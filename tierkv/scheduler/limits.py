@@ -42,11 +42,13 @@ class SchedulerLimits:
     """Bounds and options of the scheduler."""
 
     lookup_deadline_s: float = 5.0
-    """Seconds after the first question within which a lookup is answered."""
+    """Seconds without progress of a tier after which a lookup that waits for it is answered."""
     store_chunks_per_step_max: int = 256
     """Chunks of one request offered for storing in one step, beyond those that the step completes."""
     prompt_only: bool = False
     """Store no chunk with a generated token."""
+    reads_ahead: bool = True
+    """Read chunks of requests that the engine has not asked about yet."""
     num_workers: int = 1
     """Number of workers that report each job."""
     gpu_prefix_caching: bool = True

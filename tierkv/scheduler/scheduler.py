@@ -1,7 +1,6 @@
 """Scheduler of one engine: per request, the chunks to load, the chunks to store, and when a lookup is deferred.
 
-An engine calls it in the order of docs/how-to/drive-tierkv.md, on one thread. It starts no thread, reads no clock and
-performs no I/O: :class:`~tierkv.manager.manager.OffloadManager` and the workers move the chunks.
+An engine calls it in the order of docs/how-to/drive-tierkv.md, on one thread. Manager and workers move the chunks.
 """
 
 from __future__ import annotations
@@ -21,20 +20,26 @@ from tierkv.scheduler.limits import SchedulerLimits, store_policy
 from tierkv.scheduler.load.load_plan import plan_load
 from tierkv.scheduler.load.loads import Loads
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
+from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
+from tierkv.scheduler.lookup.read_ahead import ReadAhead
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.hint_reader import HintReader
-from tierkv.scheduler.requests.observations import arrival_of, end_of
-from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.requests.observations import end_of
+from tierkv.scheduler.requests.record import KEYS_MADE_MAX, RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.scheduler.requests.rules import check_allocation, check_computed, check_hashes
+from tierkv.scheduler.running import RunningRequests
 from tierkv.scheduler.store.plans import make_store_plan
 from tierkv.scheduler.store.stores import Stores
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, ScheduledRequest, StepOutput
+from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import NO_REQUEST, ConnectorMeta, TransferJob, WorkerOutput
+from tierkv.types.transfers import NO_REQUEST, ConnectorMeta, WorkerOutput
+
+_NO_INSTRUCTIONS = ConnectorMeta()
 
 
 class OffloadScheduler:
@@ -66,9 +71,9 @@ class OffloadScheduler:
         self._hints = HintReader(lambda: manager.tier_names, counters, warn)
         self._prefill = PrefillRate(limits.prefill_tokens_per_s)
         choice = LoadOrRecompute(manager, geometry, limits, counters, self._prefill)
-        self._lookups = Lookups(
-            manager, limits.lookup_deadline_s, counters, choice, waits_for_loads=limits.gpu_prefix_caching
-        )
+        in_flight = LoadsInFlight(active=limits.gpu_prefix_caching)
+        self._ahead = ReadAhead(manager, geometry, limits, counters, choice)
+        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, choice, in_flight)
         self._accounting = Accounting(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
@@ -79,7 +84,11 @@ class OffloadScheduler:
         self._stores = Stores(manager, geometry, limits, counters, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = RequestTables(geometry, self._fences, self._plan.on_overwritten)
-        self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, self._accounting)
+        self._running = RunningRequests(
+            self._records, self._tables, self._stores, self._plan, self._prefill, self._close_lookup
+        )
+        self.advance = self._running.advance
+        self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, in_flight, self._accounting)
         self._completions = CompletionHandler(
             manager, geometry, counters,
             self._records, self._jobs, self._fences, self._loads, self._accounting, block_events,
@@ -97,7 +106,9 @@ class OffloadScheduler:
 
     def begin_step(self, now_s: float) -> None:
         """Begin a step at ``now_s``, in seconds on the stack's clock; the time holds until the next call."""
+        self._completions.end_stores()
         self._lookups.begin_step(now_s)
+        self._ahead.begin_step()
         self._prefill.step_began(now_s)
         self._loads.begin_step()
 
@@ -129,40 +140,46 @@ class OffloadScheduler:
             if request.request_id == NO_REQUEST:
                 raise EngineProtocolError("a request has an empty id: give each one an id of its own")
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
-            record = self._records[request.request_id] = RequestRecord(
-                request, self._geometry, hints, self._accounting.open_stats(request.request_id)
-            )
+            record = RequestRecord(request, self._geometry, hints)
+            check_hashes(record)
+            self._records[request.request_id] = record
+            record.stats = self._accounting.open_stats(request.request_id)
+            record.resets = self._running.resets
             record.watcher = self.view.watcher
+            self._ahead.arrived(record)
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
                 f"request {request.request_id!r} has finished and still has transfers in flight: use another id"
             )
+        else:
+            record.note_resets(self._running.resets)
         return record
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond ``num_computed_tokens`` that can be loaded, and whether the load is asynchronous.
 
         Idempotent while nothing changes. The chunks of an answer stay held until :meth:`update_state_after_alloc`. A
-        running request counts as preempted from this call on: when it is scheduled again, the engine must give its
-        whole table.
+        running request counts as preempted from now on: its next entry in a step must give its whole table.
 
-        Returns:
-            (tokens, tokens > 0); or (None, False): ask again in the next step. ``Lookups.answer`` decides it, or
-                this method if the request has transfers in flight.
+        Returns: (tokens, tokens > 0); or (None, False): ask again in the next step.
 
         Raises:
-            EngineProtocolError: the request has finished and still has transfers in flight, or its id is empty.
+            EngineProtocolError: the request has finished and still has transfers in flight, its id is empty, its hashes
+                break a rule, or the number of computed tokens is negative. Nothing has changed then.
         """
         record = self._record(request)
+        check_hashes(record)
+        check_computed(request, num_computed_tokens)
         self._counters.lookups += 1
         if record.state is RequestState.RUNNING:
             self._start_over(record)  # allocated and never scheduled, or preempted without a call
-        if record.has_jobs:
+        if not record.has_jobs:
+            self._ahead.asked(record)
+        if record.has_jobs or not record.extend_keys(self._geometry, KEYS_MADE_MAX):
             self._counters.deferrals += 1
             self._accounting.note_deferred(record.stats, self._lookups.now_s)
             return None, False
-        record.extend_keys(self._geometry)
         record.computed_tokens = num_computed_tokens
         tokens = self._lookups.answer(record, num_computed_tokens)
         self._note_answer(record, tokens)
@@ -170,19 +187,14 @@ class OffloadScheduler:
 
     def _note_answer(self, record: RequestRecord, tokens: int | None) -> None:
         """Update the request's statistics, and report its arrival to policies with its first answer."""
-        stats, now_s = record.stats, self._lookups.now_s
         if tokens is None:
-            self._accounting.note_deferred(stats, now_s)
+            self._accounting.note_deferred(record.stats, self._lookups.now_s)
             return
-        self._accounting.note_answered(stats, now_s)
-        stats.local_tokens = record.computed_tokens
-        if record.has_arrived:
-            return
-        record.has_arrived = True
-        self._counters.tokens_local += record.computed_tokens
-        if self._manager.wants_observations:
-            record.arrival = arrival_of(record, tokens, self._lookups.sources(record), now_s)
-            self._manager.observe_request(record.arrival)
+        self._ahead.ended(record, tokens)
+        self._accounting.note_answered(record.stats, self._lookups.now_s, self._lookups.take_tier_s(record))
+        record.stats.local_tokens = record.computed_tokens
+        if not record.has_arrived:
+            self._lookups.report_arrival(record, tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Start the load of ``num_external_tokens`` into the allocated blocks.
@@ -197,31 +209,25 @@ class OffloadScheduler:
                 cannot take them, or a load still runs. Nothing has changed then.
         """
         record = self._record(request)
-        if record.state is RequestState.LOADING:
-            raise EngineProtocolError(f"request {request.request_id!r} was allocated again before its load had ended")
-        offered = record.lookup.hit_tokens if record.state is RequestState.OFFERED else 0
-        if num_external_tokens > offered:
-            raise EngineProtocolError(
-                f"request {request.request_id!r}: {num_external_tokens} external tokens, but {offered} were offered"
-            )
-        if self._geometry.has_windows and 0 < num_external_tokens < offered:
-            raise EngineProtocolError(
-                f"request {request.request_id!r}: {num_external_tokens} of {offered} offered tokens were taken, but a "
-                "part would need a window that was not gathered: take all of them or none"
-            )
+        self._lookups.refresh(record)
+        check_allocation(record, self._geometry, blocks, num_external_tokens)
         if num_external_tokens <= 0:
             if record.state is not RequestState.RUNNING:  # RUNNING: the engine repeats the call after the load
+                self._ahead.allocated(record, self._tables.num_blocks)
                 self._close_lookup(record)
                 record.apply(RequestEvent.SCHEDULED)
             return
+        self._ahead.allocated(record, self._tables.num_blocks)
         plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
         self._loads.start_load(record, plan, num_external_tokens)
         self._to_flush |= self._tables.overwrite_blocks(plan.block_ids)
 
     def _close_lookup(self, record: RequestRecord) -> None:
-        self._manager.reservations.release(record.ctx.request_id)
+        self._ahead.ended(record)
+        tier_s = self._lookups.take_tier_s(record)
+        self._manager.passages.release(record.ctx.request_id)
         self._lookups.close_lookup(record)
-        self._accounting.note_answered(record.stats, self._lookups.now_s)
+        self._accounting.note_answered(record.stats, self._lookups.now_s, tier_s)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
         """End a request, for whatever reason.
@@ -235,10 +241,17 @@ class OffloadScheduler:
         record = self._records.get(request.request_id)
         if record is None or record.state is RequestState.FINISHED:
             return False, None
+        check_hashes(record)
+        record.note_resets(self._running.resets)
         if record.state is RequestState.RUNNING:
             self._plan.on_finished(record)
         else:
             self._close_lookup(record)
+        return self._end(record), None
+
+    def _end(self, record: RequestRecord) -> bool:
+        """End a request. Returns whether the engine must keep its blocks."""
+        self._ahead.allocated(record, self._tables.num_blocks)
         self._loads.stop_load(record)
         for job_id in self._job_ids(record):
             self._fences.fence_blocks(self._jobs.job(job_id))
@@ -251,7 +264,19 @@ class OffloadScheduler:
         if self._manager.wants_observations:
             self._manager.observe_request(end_of(record, self._lookups.now_s))
         self._completions.forget_if_done(record)
-        return hold, None
+        return hold
+
+    def drop_request(self, request_id: str) -> None:
+        """Stop to serve a request that broke a rule, while the engine goes on with it.
+
+        Its transfers in flight are guarded as those of a finished request. Blocks of later entries count as written.
+        """
+        self._counters.requests_dropped += 1
+        record = self._records.get(request_id)
+        if record is not None and record.state is not RequestState.FINISHED:
+            if record.state is not RequestState.RUNNING:
+                self._close_lookup(record)
+            self._end(record)
 
     def _job_ids(self, record: RequestRecord) -> Iterable[int]:
         return {*self._loads.jobs_of(record), *record.store_jobs}
@@ -262,7 +287,7 @@ class OffloadScheduler:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens that the engine computes per second, given or measured; None: not known yet."""
+        """Prompt tokens that the engine computes per second; None: not known yet."""
         return self._prefill.tokens_per_s
 
     # -- instructions ------------------------------------------------------------------------------------------------
@@ -271,24 +296,31 @@ class OffloadScheduler:
         """Loads, stores and flushes of this step, for every worker. Called once per step, after scheduling.
 
         Raises:
-            EngineProtocolError: a scheduled request still loads, or its block table does not hold the tokens that it
-                has computed and computes.
+            EngineProtocolError: a request is scheduled twice, or still loads; its hashes break a rule; or its block
+                table does not hold its tokens. Nothing has changed then.
         """
+        self._running.check(step.scheduled, step.preempted)
         for request_id in step.preempted:
             self._preempt(request_id)
-        # All tables first: a block that one request is given may still be in the table of another one.
-        running = [(self._schedule(scheduled), scheduled) for scheduled in step.scheduled]
-        for record, scheduled in running:
-            if record is not None:
-                self._plan.on_scheduled(record, scheduled)
+        self._to_flush |= self._running.apply(step.scheduled)
         self._plan.end_step()
-        is_last = all(record.state is RequestState.FINISHED for record in self._records.values())
+        is_last = self._is_idle()
         self._loads.make_due_jobs(is_last=is_last)
         if is_last:
             self._to_flush |= self._jobs.live_ids()  # possibly no later step follows (S81)
-        meta = ConnectorMeta(self._loads.take_jobs(), self._stores.take_jobs(), frozenset(self._to_flush))
+        loads, stores = self._loads.take_jobs(), self._stores.take_jobs()
+        if not (loads or stores or self._to_flush):
+            return _NO_INSTRUCTIONS
+        meta = ConnectorMeta(loads, stores, frozenset(self._to_flush))
         self._to_flush = set()
         return meta
+
+    def _is_idle(self) -> bool:
+        """Whether all requests have finished."""
+        for record in self._records.values():  # noqa: SIM110 - asked in every step: all() makes a generator
+            if record.state is not RequestState.FINISHED:
+                return False
+        return True
 
     def _preempt(self, request_id: str) -> None:
         record = self._records.get(request_id)
@@ -301,23 +333,6 @@ class OffloadScheduler:
         record.apply(RequestEvent.PREEMPTED)
         self._tables.clear_table(record)
 
-    def _schedule(self, scheduled: ScheduledRequest) -> RequestRecord | None:
-        record = self._records.get(scheduled.request_id)
-        if record is None or record.state is RequestState.FINISHED:  # unknown, but it writes to the GPU
-            self._to_flush |= self._tables.overwrite_blocks(self._tables.written_ids(scheduled))
-            return None
-        if record.state is RequestState.LOADING:
-            raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
-        self._tables.check_table(record, scheduled)
-        if record.state is not RequestState.RUNNING:
-            self._close_lookup(record)
-            record.apply(RequestEvent.SCHEDULED)
-        if scheduled.num_computed_tokens < record.request.num_prompt_tokens:
-            self._prefill.step_computes(scheduled.num_scheduled_tokens)
-        self._to_flush |= self._tables.update_table(record, scheduled)
-        record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        return record
-
     # -- completions ---------------------------------------------------------------------------------------------------
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
@@ -327,6 +342,10 @@ class OffloadScheduler:
             Ended loads, requests whose last store has ended, and blocks without valid data.
         """
         return self._completions.handle_output(output)
+
+    def end_stores(self) -> None:
+        """Take in all chunks of ended stores, whatever the budget. Not for a step."""
+        self._completions.end_stores(whole=True)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
@@ -352,16 +371,12 @@ class OffloadScheduler:
         self._loads.reset()
         self._manager.reset_cache(scope)
         for job in self._stores.take_jobs():
-            self._withdraw_store(job)
+            self._manager.complete_store(job.slots)  # frees the slots; the chunks were dropped already
+            self._completions.end_store(self._jobs.remove(job.job_id).job)
         self._jobs.mark_stale()
         self._to_flush |= self._jobs.live_ids()
-        for record in self._records.values():
-            record.offer_again()
+        self._running.resets += 1
         self._plan.reset()
-
-    def _withdraw_store(self, job: TransferJob) -> None:
-        self._manager.complete_store(job.slots)  # frees the slots; the chunks were dropped already
-        self._completions.end_store(self._jobs.withdraw(job.job_id).job)
 
     @property
     def has_transfers(self) -> bool:

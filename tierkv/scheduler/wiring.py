@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
+from tierkv.manager.step_budget import STEP_KEYS_MAX
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.limits import SchedulerLimits
@@ -42,17 +43,27 @@ class WiredCore:
     """Decides per request what is loaded and stored."""
 
 
-def wire_manager(
+def wire_manager(  # noqa: PLR0913, PLR0917 - all but four have defaults
     geometry: Geometry,
     host: HostTier,
     lower: Sequence[LowerTier],
     counters: CoreCounters,
     reserved_chunks_max: int | None = None,
+    step_keys_max: int = STEP_KEYS_MAX,
 ) -> OffloadManager:
-    """Wire a manager. reserved_chunks_max: host chunks that waiting requests may reserve together; None: all slots."""
+    """Wire a manager.
+
+    Args:
+        geometry: sizes of groups and chunks.
+        host: the host tier, empty.
+        lower: lower tiers in search order, each numbered by its position.
+        counters: of the manager.
+        reserved_chunks_max: host chunks that requests may reserve together; None: all slots.
+        step_keys_max: key operations per step.
+    """
     group_bytes = [group.payload_bytes for group in geometry.groups]
     reserved = host.num_slots if reserved_chunks_max is None else reserved_chunks_max
-    return OffloadManager(host, lower, group_bytes, reserved, counters)
+    return OffloadManager(host, lower, group_bytes, reserved, counters, step_keys_max)
 
 
 def wire_core(  # noqa: PLR0913 - all but two have defaults
@@ -63,6 +74,7 @@ def wire_core(  # noqa: PLR0913 - all but two have defaults
     limits: SchedulerLimits | None = None,
     counters: CoreCounters | None = None,
     reserved_chunks_max: int | None = None,
+    step_keys_max: int = STEP_KEYS_MAX,
     warn: Callable[[str], None] = _no_warning,
     block_events: BlockEvents | None = None,
 ) -> WiredCore:
@@ -74,14 +86,15 @@ def wire_core(  # noqa: PLR0913 - all but two have defaults
         lower: lower tiers in search order, each numbered by its position.
         limits: of the scheduler; its defaults if left out.
         counters: new ones if left out.
-        reserved_chunks_max: host chunks that waiting requests may reserve together; None: all slots.
+        reserved_chunks_max: host chunks that requests may reserve together; None: all slots.
+        step_keys_max: key operations per step.
         warn: receives the faults in a request's parameters.
         block_events: describes events; inactive ones if left out.
     """
     counters = CoreCounters() if counters is None else counters
     if block_events is None:
         block_events = BlockEvents(geometry, counters, warn, active=False)
-    manager = wire_manager(geometry, host, lower, counters, reserved_chunks_max)
+    manager = wire_manager(geometry, host, lower, counters, reserved_chunks_max, step_keys_max)
     scheduler = OffloadScheduler(
         manager, geometry, limits or SchedulerLimits(), counters, warn, block_events=block_events
     )

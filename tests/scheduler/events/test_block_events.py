@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from calls import calls_of
 from core_parts import Core, disk, make_core, objects
 from core_truth import BedRequest, engine_spec, link
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.step_budget import StepBudget
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.events.block_events import BlockEvents, take_snapshot
+from tierkv.scheduler.events.block_events import FORGOTTEN_PER_KEY, BlockEvents, take_snapshot
 from tierkv.scheduler.events.event_queue import EventQueue
 from tierkv.scheduler.store.candidates import Candidate
 from tierkv.types.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
@@ -61,6 +63,7 @@ class Bench:
     def drain(self, *events: tuple[CacheEventKind, str, Sequence[Key]]) -> list[BlockEvent]:
         described = self.events.describe(CacheEvent(kind, tier, tuple(keys)) for kind, tier, keys in events)
         self.events.finish_ended_stores()
+        self.events.forget_some(StepBudget().share())
         return described
 
 
@@ -248,6 +251,7 @@ def test_s103_reset_empties() -> None:
     core.scheduler.reset_cache()
     assert core.block_events.describe(core.scheduler.take_events()) == [AllBlocksCleared("host")]
     core.block_events.finish_ended_stores()
+    core.block_events.forget_some(core.manager.budget.share())
     assert not len(core.block_events)
 
 
@@ -261,6 +265,71 @@ def test_s103_a_reset_of_the_host_tier_keeps_payloads_below() -> None:
     (again,) = bench.drain((STORED, "host", [below]))
     assert isinstance(again, BlockStored)
     assert again.token_ids == tuple(range(64, 128))
+
+
+def test_a_reset_is_described_at_one_cost_and_forgotten_in_steps() -> None:
+    """Promise 5: a hundred thousand payloads are described as cleared in one event, and dropped some per step.
+
+    Meanwhile a chunk that is stored again is described by its payload, shares blocks with present chunks only, and
+    keeps its payload however late the others are dropped.
+    """
+    bench = Bench(snapshots_max=200)
+    request = request_of(64 * 100)
+    keys = bench.grant(request, *range(100))
+    bench.events.on_store_ended(keys)
+    bench.drain((STORED, "host", keys))
+    budget = StepBudget(16)
+    share = budget.share()
+    assert bench.events.describe([CacheEvent(CLEARED, "host", ())]) == [AllBlocksCleared("host")]
+    assert len(bench.events) == 100, "nothing was forgotten in the call that describes the reset"
+    bench.grant(request, 7)
+    bench.events.on_store_ended([keys[7]])
+    (again,) = bench.events.describe([CacheEvent(STORED, "host", (keys[7],))])
+    bench.events.finish_ended_stores()
+    assert isinstance(again, BlockStored)
+    assert again.token_ids == tuple(range(448, 512))
+    steps = 0
+    while len(bench.events) > 1:
+        budget.begin_step()
+        before = len(bench.events)
+        bench.events.forget_some(share)
+        assert before - len(bench.events) <= 16
+        steps += 1
+    assert steps == 7
+    assert list(bench.events.keys()) == [keys[7]]
+    (removed,) = bench.drain((REMOVED, "host", [keys[7]]))
+    assert isinstance(removed, BlockRemoved)
+    assert len(removed.block_hashes) == 4, "previous chunks share no blocks with it"
+
+
+def test_a_reset_of_many_chunks_is_described_as_fast_as_one_of_few() -> None:
+    """Promise 5: the call that describes a reset looks at no chunk."""
+
+    def calls(chunks: int) -> int:
+        bench = Bench(snapshots_max=200)
+        bench.drain((STORED, "host", bench.grant(request_of(64 * chunks), *range(chunks))))
+        return calls_of(bench.events.describe, [CacheEvent(CLEARED, "host", ())])
+
+    assert calls(200) == calls(2)
+
+
+def test_what_cleared_chunks_shared_is_forgotten_in_steps() -> None:
+    """Promise 5: there are many times as many counts of shared blocks as chunks; they are freed some per step, too."""
+    bench = Bench(snapshots_max=200)
+    keys = bench.grant(request_of(64 * 100), *range(100))
+    bench.drain((STORED, "host", keys))
+    (counts,) = bench.events._media["host"].sharing.values()
+    bench.events.describe([CacheEvent(CLEARED, "host", ())])
+    assert len(counts) == 300
+    budget = StepBudget(16)
+    share = budget.share()
+    for _ in range(100):
+        budget.begin_step()
+        before = len(counts)
+        bench.events.forget_some(share)
+        assert before - len(counts) <= 16 * FORGOTTEN_PER_KEY
+    assert not counts
+    assert not bench.events._old_sharing
 
 
 def test_s104_removed_and_stored_again_in_one_drain() -> None:
@@ -308,7 +377,7 @@ def test_chunks_that_share_hash_blocks_share_their_removal() -> None:
     assert first.block_hashes[:2] == second.block_hashes[:2]
     assert bench.drain((REMOVED, "host", [one])) == [BlockRemoved(first.block_hashes[2:], 0, "host")]
     assert bench.drain((REMOVED, "host", [two])) == [BlockRemoved(second.block_hashes, 0, "host")]
-    assert not any(bench.events._sharing.values())
+    assert not any(sharing for medium in bench.events._media.values() for sharing in medium.sharing.values())
 
 
 def test_a_failed_store_leaves_no_payload() -> None:
@@ -348,7 +417,7 @@ class TestQueue:
     def test_taken_once_in_either_form(self) -> None:
         """Both calls take from one list: no event is taken twice, none is lost."""
         bench = Bench()
-        queue = EventQueue(bench.events, bench.counters)
+        queue = EventQueue(bench.events, bench.counters, StepBudget().share())
         (key,) = bench.grant(request_of(), 0)
         event = CacheEvent(STORED, "host", (key,))
         queue.put_events([event])
@@ -361,21 +430,38 @@ class TestQueue:
         assert queue.take_events() == []
 
     def test_an_engine_that_never_takes_them(self) -> None:
-        """Promise 6: the oldest are dropped and counted; snapshots do not depend on when events are taken."""
+        """Promise 6: beyond the bound all are dropped and counted, and their tier is reported as cleared; snapshots do
+        not depend on when events are taken.
+        """
         bench = Bench()
-        queue = EventQueue(bench.events, bench.counters, events_max=3)
+        queue = EventQueue(bench.events, bench.counters, StepBudget().share(), keys_max=4)
         keys = bench.grant(request_of(), 0)
         bench.events.on_store_ended(keys)
         for _ in range(50):
             queue.put_events([CacheEvent(STORED, "host", (keys[0],)), CacheEvent(REMOVED, "host", (keys[0],))])
-        assert len(queue.take_events()) == 5
-        assert bench.counters.events_dropped == 95
+        first, *rest = queue.take_events()
+        assert first == CacheEvent(CLEARED, "host", ())
+        assert 2 <= len(rest) <= 6
+        assert bench.counters.events_dropped >= 100 - len(rest)
         assert not len(bench.events)
+
+    def test_events_after_dropped_ones_are_described(self) -> None:
+        """The tier is not empty: a later removal names all hashes of its chunk, as a consumer may know them."""
+        bench = Bench()
+        queue = EventQueue(bench.events, bench.counters, StepBudget().share(), keys_max=1)
+        keys = bench.grant(request_of(), 0)
+        for _ in range(3):
+            queue.put_events([CacheEvent(STORED, "host", (keys[0],))])
+        queue.put_events([CacheEvent(REMOVED, "host", (keys[0],))])
+        cleared, *_, removed = queue.take_described_events()
+        assert cleared == AllBlocksCleared("host")
+        assert isinstance(removed, BlockRemoved)
+        assert len(removed.block_hashes) == 4
 
     def test_disabled_events_are_not_kept(self) -> None:
         """An engine that wants no events pays for no list."""
         bench = Bench(active=False)
-        queue = EventQueue(bench.events, bench.counters, kept=False)
+        queue = EventQueue(bench.events, bench.counters, StepBudget().share(), kept=False)
         assert queue.needs_every_step
         queue.put_events([CacheEvent(STORED, "host", (Key(b"12345"),))])
         assert queue.take_events() == []
@@ -385,13 +471,13 @@ class TestQueue:
 def test_g16_the_disk_tier_reports_what_it_lost() -> None:
     """Without removals of evicted chunks, routers would keep ghosts: a full disk reports each with all hashes."""
     core = make_core(tiers=(disk(frames=8),), slots=16)
-    request = core.arrive(40)
     removed: set[bytes] = set()
     stored: set[bytes] = set()
-    for first in range(0, 40, 8):
-        ids = [range(1, 3)] if not first else [range(1 + first // 4, 3 + first // 4)]
-        meta = core.schedule(request, computed=first, scheduled=8, ids=ids, whole=not first)
+    for number in range(5):
+        request = core.arrive(range(100 * number, 100 * number + 8), f"request {number}")
+        meta = core.schedule(request, computed=0, scheduled=8, ids=[range(1, 3)])
         core.report(*(job.job_id for job in meta.stores))
+        core.scheduler.request_finished(request, [[1, 2]])
         core.finish_all()
         for event in core.block_events.describe(core.scheduler.take_events()):
             if event.medium == "disk" and isinstance(event, BlockRemoved):

@@ -198,3 +198,67 @@ def test_s46_fewer_hashes_than_tokens() -> None:
     core.manager.reset_cache()
     (store,) = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
     assert store.keys == tuple(keys[:2])
+
+
+def test_a_large_store_is_taken_in_within_the_budget_of_each_step() -> None:
+    """A report of many chunks must not make one step long; the rest follows by itself, the tail of the prefix first."""
+    core = make_core(slots=256, limits=SchedulerLimits(delays_free_blocks=True))
+    core.manager.budget.keys_max = 8
+    request = core.arrive(160)
+    (job,) = core.schedule(request, computed=0, scheduled=160, ids=[list(range(1, 41))]).stores
+    core.scheduler.request_finished(request, [])
+    core.begin()
+    report, steps, known = core.report(job.job_id), 1, 0
+    keys = core.truth.keys(request)
+    while core.scheduler.has_transfers:
+        assert report == LoadReport()
+        ready = core.ready()
+        assert 0 < len(ready) - known <= 8
+        assert ready == set(keys[-len(ready) :])
+        known, steps = len(ready), steps + 1
+        core.scheduler.validate()
+        core.begin()
+        if len(core.ready()) == len(keys):
+            break
+    assert steps >= len(keys) // 8
+    assert core.report().finished_sending == {"a"}
+    assert core.counters.tokens_stored == 160
+    assert not core.scheduler.has_transfers
+
+
+def test_an_ended_load_is_not_put_off() -> None:
+    """The engine may schedule its request in the next step."""
+    core = make_core()
+    core.manager.budget.keys_max = 1
+    request, load = load_of(core)
+    assert core.report(load.job_id).finished == {"a"}
+    core.schedule(request, computed=8, scheduled=1, ids=[[1, 2, 3]])
+
+
+def test_a_reset_while_a_store_is_partly_taken_in() -> None:
+    """Nothing of it is readable afterwards, and all slots become free."""
+    core = make_core(slots=256)
+    core.manager.budget.keys_max = 8
+    request = core.arrive(160)
+    (job,) = core.schedule(request, computed=0, scheduled=160, ids=[list(range(1, 41))]).stores
+    core.begin()
+    core.report(job.job_id)
+    core.scheduler.reset_cache()
+    for _ in range(40):
+        core.begin()
+        core.scheduler.build_connector_meta(StepOutput())
+    core.scheduler.validate()
+    assert not core.ready()
+    assert not core.scheduler.has_transfers
+    assert core.host.free == 256
+
+
+def test_a_flush_takes_in_everything() -> None:
+    """It is no step, and what is not taken in would be lost."""
+    core = make_core(slots=256)
+    core.manager.budget.keys_max = 8
+    request = core.arrive(160)
+    (job,) = core.schedule(request, computed=0, scheduled=160, ids=[list(range(1, 41))]).stores
+    core.report(job.job_id)
+    core.scheduler.end_stores()
+    assert core.ready() == set(core.truth.keys(request))

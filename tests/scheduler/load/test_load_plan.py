@@ -13,8 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tierkv.errors import EngineProtocolError
-from tierkv.scheduler.load.load_plan import plan_load
+from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan, plan_load
 from tierkv.scheduler.lookup.search import wanted_keys
+from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.engine import GroupSpec, ScheduledRequest, StepOutput
 from tierkv.types.geometry import cdiv
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
@@ -153,12 +154,8 @@ def allocations(draw: st.DrawFn) -> tuple[list[GroupSpec], int, int, int]:
     return groups, draw(st.integers(1, 3)), 12 * draw(st.integers(0, 4)), draw(st.integers(1, 100))
 
 
-@given(allocations())
-def test_s58_what_is_wanted_is_what_the_blocks_need(allocation: tuple[list[GroupSpec], int, int, int]) -> None:
-    """Search and engine both know the window: for every hit, the chunks for the engine's blocks were gathered.
-
-    They hold all tokens that the next one attends to.
-    """
+def planned(allocation: tuple[list[GroupSpec], int, int, int]) -> tuple[Core, RequestRecord, LoadPlan]:
+    """Plan of the load into the tables that an engine would allocate."""
     groups, factor, computed, end = allocation
     core = make_core(groups=groups, factor=factor, hash_block_tokens=2)
     record = core.record(core.request(101))
@@ -170,12 +167,45 @@ def test_s58_what_is_wanted_is_what_the_blocks_need(allocation: tuple[list[Group
         kept = range(first_block(group, end), cdiv(end + 1, group.block_tokens))
         ids = [i + 1 if i in kept else 0 for i in range(kept.stop)]
         tables.append(blocks(ids, filled=computed // group.block_tokens))
-    plan = plan_load(record, core.geometry, tables, computed, end - computed)
+    return core, record, plan_load(record, core.geometry, tables, computed, end - computed)
+
+
+@given(allocations())
+def test_s58_what_is_wanted_is_what_the_blocks_need(allocation: tuple[list[GroupSpec], int, int, int]) -> None:
+    """Search and engine both know the window: for every hit, the chunks for the engine's blocks were gathered.
+
+    They hold all tokens that the next one attends to.
+    """
+    _, record, plan = planned(allocation)
+    groups, factor, computed, end = allocation
     assert set(plan.keys) <= set(wanted_keys(record.search_groups, computed, end - computed))
     for index, group in enumerate(groups):
         keys = record.groups[index].keys
         for token in attended(group, end):
             assert token < computed or keys[token // (group.block_tokens * factor)] in plan.keys
+
+
+@given(allocations(), st.data())
+def test_a_part_of_a_plan_names_the_blocks_of_its_chunks(
+    allocation: tuple[list[GroupSpec], int, int, int], data: st.DataObject
+) -> None:
+    """A stream sends a plan in parts: each chunk keeps its blocks, its skipped front and its tokens."""
+    core, _, plan = planned(allocation)
+    per_chunk, chunks = core.geometry.blocks_per_chunk, ChunksOfPlan(plan, core.geometry)
+    number = range(len(plan.keys))
+    assert chunks.part(number) == plan
+    positions = [i for i in number if data.draw(st.booleans())]
+    for i, alone in zip(number, chunk_blocks(plan, per_chunk), strict=True):
+        assert chunk_blocks(chunks.part([i]), per_chunk) == [alone]
+        size = core.geometry.groups[plan.chunk_groups[i]].chunk_tokens
+        assert chunks.ends[i] - chunks.starts[i] == size
+        assert chunks.starts[i] == chunks.part([i]).block_indices[plan.chunk_groups[i]] // per_chunk * size
+    part = chunks.part(positions)
+    assert part.keys == tuple(plan.keys[i] for i in positions)
+    assert part.block_ids == tuple(block for i in positions for block in chunks.part([i]).block_ids)
+    in_order = chunks.in_order()
+    assert sorted(in_order) == list(number)
+    assert [chunks.ends[i] for i in in_order] == sorted(chunks.ends)
 
 
 def test_s59_a_placeholder_behind_computed_blocks() -> None:

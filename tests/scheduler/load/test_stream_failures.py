@@ -294,7 +294,7 @@ def test_a_tier_that_is_detached(state: StreamState) -> None:
         turn(bed)
     assert computed(bed) in range(401 - 4 * (had + 8), 401 - 4 * had + 1)
     assert bed.core.counters.loads_given_up == 1
-    assert not bed.core.manager.streams.owners
+    assert not bed.core.manager.passages.owners
     assert not bed.worker.open_loads
 
 

@@ -62,7 +62,12 @@ def test_s49_the_wait_for_a_load_ends_with_the_deadline() -> None:
     core.ask(first)
     take(core, first, 16)
     assert core.ask(second) is None
-    core.begin(DEADLINE_S)
+    core.begin(10 * DEADLINE_S)
+    assert core.ask(second) is None, "only the engine reports the load, and it was silent"
+    for _ in range(3):
+        core.begin(core.now + DEADLINE_S / 4)
+        assert core.ask(second) is None
+    core.begin(core.now + DEADLINE_S / 4)
     assert core.ask(second) == 16
 
 
@@ -142,24 +147,34 @@ def test_what_arrived_in_the_meantime_is_answered() -> None:
     assert core.ask(request) == 16
 
 
-def test_an_offer_that_is_not_taken_is_released() -> None:
+def test_an_offer_that_is_not_taken_gives_way() -> None:
     """An engine that stops asking (it forgot the request, or runs others first) must not pin the host tier forever.
 
+    The offer is kept until the engine has asked about another request for the deadline, and that one finds no slots.
     The next question gets no worse answer for it.
     """
-    core = make_core(tiers=[disk()])
-    request = core.arrive(16)
+    core = make_core(slots=4, tiers=[disk(write="read_only")])
+    request, other = core.arrive(16), core.arrive(range(100, 116), "other")
     keys = core.truth.keys(request)
+    core.keep_below([*keys, *core.truth.keys(other)])
     core.put(keys[:3])
-    assert core.ask(request) == 12
-    core.begin(DEADLINE_S - 0.1)
-    assert core.host.room == core.host.num_slots - 3
-    core.begin(DEADLINE_S)
-    assert core.host.room == core.host.num_slots
-    core.keep_below(keys[3:])
-    assert core.ask(request) is None, "it was answered once: this is a new question with its own time"
+    assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request) == 16
+    core.begin(100.0)
+    assert core.host.room == 0, "no other request wants the slots: silence costs nothing"
+    assert core.ask(other) is None
+    core.begin(100.0 + DEADLINE_S - 0.1)
+    assert core.ask(request) == 16, "the engine asks about both"
+    core.begin(200.0)
+    assert core.ask(other) is None
+    core.begin(200.0 + DEADLINE_S)
+    assert core.ask(other) is None
+    core.finish_all()
+    core.begin()
+    assert core.ask(other) == 16
+    assert core.ask(request) is None, "it was answered once: this is a new question with its own time"
+    assert core.counters.deadlines_expired == 0
 
 
 def test_a_hit_that_cannot_be_partial_in_chunks_of_two_sizes() -> None:
@@ -200,23 +215,21 @@ def test_a_window_is_not_cut_at_the_deadline() -> None:
 
 
 def test_a_window_of_which_not_all_may_be_held_at_the_deadline() -> None:
-    """All chunks are readable, but other requests hold chunks, so that this one may hold only three of four.
+    """All chunks are readable, but another request holds chunks, so that this one may hold only three of four.
 
-    The answer is the hit that those three serve, by the rule, and loadable.
+    It waits for the other one, which waits for the engine: that is no delay of a tier.
     """
     core = make_core(groups=[full(), window(8)], reserved=8)
     keeper, request = core.arrive(range(100, 113), "k"), core.arrive(13)
     core.put([key for one in (keeper, request) for group in (0, 1) for key in core.truth.keys(one, group)])
     assert core.ask(keeper) == 12
     assert core.ask(request, computed=4) is None
-    core.begin(DEADLINE_S / 2)
+    core.begin(DEADLINE_S * 2)
     assert core.ask(keeper) == 12, "it is still interested"
-    core.begin(DEADLINE_S)
-    assert core.ask(request, computed=4) == 4
-    tables = [blocks([1, 2, 3], filled=1), blocks([11, 12, 13], filled=1)]
-    core.scheduler.update_state_after_alloc(request, tables, 4)
-    (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
-    assert load.keys == (core.truth.keys(request, 0)[1], core.truth.keys(request, 1)[1])
+    assert core.ask(request, computed=4) is None
+    core.scheduler.request_finished(keeper, [])
+    assert core.ask(request, computed=4) == 8
+    assert core.counters.deadlines_expired == 0
 
 
 @pytest.mark.parametrize("deadline_s", [None, 0.5, 60.0])
@@ -243,3 +256,83 @@ def test_the_bound_on_deferral_is_configurable_and_has_a_default(deadline_s: flo
     account = core.scheduler.request_account("a")
     assert account is not None
     assert account.deferred_s == bound_s
+
+
+def test_a_look_for_lookups_that_lapse_takes_no_budget() -> None:
+    """While slots are short, each step looks for a lookup that lapses: a small share stays whole for the questions."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    core.manager.passages.note_shortage()
+    core.begin(1.0)
+    assert core.manager.passages.is_short
+    assert core.scheduler._lookups._share.own_left == core.manager.budget.share_keys
+
+
+def test_the_time_of_a_turn_begins_with_it() -> None:
+    """A request that waited behind another one for longer than the deadline is not late when its turn begins."""
+    core = make_core(tiers=[disk()], slots=8, reserved=8)
+    older, younger = core.arrive(32, "o"), core.arrive(range(100, 132), "y")
+    busy = core.truth.keys(core.request(range(500, 532)))
+    for part in (busy[:2], busy[2:4], busy[4:6], busy[6:]):
+        core.manager.prepare_store([(key, 0) for key in part], RequestContext("unknown"))
+    core.keep_below([*core.truth.keys(older), *core.truth.keys(younger)])
+    assert core.ask(older) is None
+    assert core.ask(younger) is None
+    core.scheduler.request_finished(older, [])
+    core.begin(2 * DEADLINE_S)
+    assert core.ask(younger) is None, "its turn has just begun"
+    core.begin(3 * DEADLINE_S)
+    assert core.ask(younger) == 0, "stores use all slots, and nothing has moved since"
+
+
+def test_a_paused_search_after_a_loss_goes_on() -> None:
+    """A step loses a chunk, and the search that follows stops at the budget: the next step continues it."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(32)
+    core.keep_below(core.truth.keys(request)[:4])
+    assert core.ask(request) is None
+    passage = core.manager.passages.get(request.request_id)
+    assert passage is not None
+    passage.failed = True
+    found = []
+    for now in (0.1, 0.2):
+        core.begin(now)
+        core.manager.budget.common = 0
+        share = core.scheduler._lookups._share
+        share.take(share.left)
+        assert core.ask(request) is None
+        assert core.record(request).lookup.paused
+        found.append(core.record(request).lookup.reached)
+    assert found[0] is found[1], "what was found is kept"
+
+
+def test_a_tier_that_has_answered_is_not_late_however_long_the_engine_is_silent() -> None:
+    """A shared tier answers at once, and the engine asks again when the answer has expired: all is there."""
+    core = make_core(tiers=[objects(write="read_only")])
+    request = core.arrive(16)
+    assert core.ask(request) is None
+    (probe,) = core.manager.take_ops()
+    core.begin(0.1)
+    core.finish(probe)
+    core.begin(10 * DEADLINE_S)
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) == 16
+    assert core.counters.deadlines_expired == 0
+
+
+def test_a_slow_copy_from_the_engine_makes_no_tier_late() -> None:
+    """A request wants a chunk that is being stored for another one: a copy is slow, and no tier has anything to do."""
+    core = make_core(tiers=[disk()])
+    first = core.arrive(17, "first")
+    assert core.ask(first) == 0
+    (store,) = core.schedule(first, computed=0, scheduled=17, ids=[list(range(1, 6))]).stores
+    second = core.arrive(17, "second")
+    for step in range(4):
+        core.begin(step * DEADLINE_S)
+        assert core.ask(second) is None
+    core.report(store.job_id)
+    assert core.ask(second) == 16
+    assert core.counters.deadlines_expired == 0

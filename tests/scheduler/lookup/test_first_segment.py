@@ -35,7 +35,7 @@ def test_what_goes_first(readable: str, always: str, segment: list[int]) -> None
     In the order of the hit, so that the tail is evicted first.
     """
     there = {KEYS[int(i)] for i in readable.split()}
-    first = first_segment(KEYS, {KEYS[int(i)] for i in always.split()}, there.__contains__, 4, 6)
+    first = first_segment(KEYS, {KEYS[int(i)] for i in always.split()}, there, 4, 6)
     assert first == tuple(KEYS[i] for i in segment)
 
 

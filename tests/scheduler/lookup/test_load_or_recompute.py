@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from core_parts import Core, TierSpec, disk, make_core, objects
 from core_truth import BedRequest
@@ -9,8 +12,12 @@ from group_parts import full, window
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
 from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.lookup import load_or_recompute
+from tierkv.scheduler.lookup.load_cost import PendingRead, best_load_tokens
+from tierkv.scheduler.lookup.load_or_recompute import PIECES_MAX
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import SAMPLES_MIN
 from tierkv.types.engine import GroupSpec
@@ -215,9 +222,9 @@ def test_a_fast_tier_before_a_slow_one() -> None:
     request = core.arrive(64)
     core.keep_below(core.truth.keys(request)[:8])
     assert core.ask(request) is None
-    (probe,) = core.manager.take_ops()
-    assert probe.verb is Verb.PROBE
-    core.finish(probe)
+    for probe in core.manager.take_ops():
+        assert probe.verb is Verb.PROBE
+        core.finish(probe)
     assert core.ask(request) is None
     reads = core.finish_all()
     assert {op.tier for op in reads if op.keys[0] in core.truth.keys(request)[:8]} == {0}
@@ -303,6 +310,38 @@ def test_the_rate_is_measured_from_steps() -> None:
     assert core.ask(below(core, 64)) == 0
 
 
+def test_the_reads_of_a_long_prompt_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 chunks, half of them in a slow tier: at most 257 reads are compared, and the cut is still exact."""
+    core = core_of(disk(), disk(name="slow"))
+    teach(core, FAST_S / 1000, tier=0)
+    teach(core, SLOW_S, tier=1)
+    request = core.arrive(8000)
+    keys = core.truth.keys(request)
+    core.keep_below(keys[:999], 0)
+    core.keep_below(keys[999:], 1)
+    compared: list[int] = []
+
+    def counted(reads: list[PendingRead], *args: Any) -> int:
+        compared.append(len(reads))
+        assert sum(read.num_bytes for read in reads) == 2000 * core.geometry.groups[0].payload_bytes
+        return best_load_tokens(reads, *args)
+
+    looked_up: list[int] = []
+    sources_of = core.manager.read_costs.sources_of
+
+    def sources(keys: Sequence[Key], ctx: RequestContext) -> list[int | None]:
+        looked_up.append(len(keys))
+        return sources_of(keys, ctx)
+
+    monkeypatch.setattr(load_or_recompute, "best_load_tokens", counted)
+    monkeypatch.setattr(core.manager.read_costs, "sources_of", sources)
+    assert core.ask(request) is None
+    assert sum(looked_up) <= 3 * PIECES_MAX, "for the whole hit and for the shorter one"
+    assert compared
+    assert max(compared) <= PIECES_MAX + 1
+    assert core.record(request).lookup.hit_tokens == 999 * 4
+
+
 GROUPS = [[full(2), full(4)], [full(4), window(8, 2)], [full(2), window(4, 4), window(12, 2)], [window(8), window(4)]]
 
 where = st.lists(st.sampled_from(["host", "host", "disk", "disk", "both", "none"]), max_size=16)
@@ -340,9 +379,7 @@ def test_auto_is_feasible_and_never_longer_than_off(
         record.computed_tokens = local
         lookups: Lookups = core.scheduler._lookups
         if not auto:
-            feasible = {
-                lookups._search(record, local, cap, expired=False).tokens for cap in range(request.num_tokens + 1)
-            }
+            feasible = {lookups._search(record, local, cap, late=False).tokens for cap in range(request.num_tokens + 1)}
         answer = core.ask(request, computed=local)
         while answer is None:
             for op in core.manager.take_ops():

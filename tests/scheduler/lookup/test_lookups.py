@@ -10,9 +10,9 @@ from core_truth import BedRequest
 from simulation.engine.engine import EngineBehaviour
 
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler import scheduler
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
-from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 from tierkv.types.transfers import TransferJob
 
@@ -47,7 +47,7 @@ def test_s15_a_hit_is_counted_in_each_groups_chunks() -> None:
     fine, coarse = core.truth.keys(request, 0), core.truth.keys(request, 1)
     core.put([*fine, *coarse])
     assert core.ask(request) == 16
-    assert core.manager.reservations.granted("a").keys() == {*fine[:4], *coarse}
+    assert core.manager.passages.granted("a").keys() == {*fine[:4], *coarse}
 
 
 def test_s48_a_request_with_jobs_of_its_own() -> None:
@@ -152,7 +152,7 @@ def test_s52_completion_empties_the_set() -> None:
     assert core.ask(second) is None
     core.report(load.job_id)
     assert core.ask(second) == 16
-    assert not core.scheduler._lookups._loading
+    assert not len(core.scheduler._lookups._loads)
 
 
 def test_promotion_from_a_tier_with_an_index() -> None:
@@ -301,6 +301,24 @@ def test_a_waiting_request_costs_little_while_nothing_changes(monkeypatch: pytes
     assert core.ask(request) is None
 
 
+def test_a_request_that_finds_no_budget_left_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand requests wait, and a step's budget is enough for some of them: the others cost a comparison each."""
+    core = make_core(tiers=[disk()], step_keys=2)
+    request = core.arrive(400)
+    core.keep_below(core.truth.keys(request))
+    core.begin(1.0)
+    assert core.ask(request) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(core.manager, "present_prefix", None)
+        assert core.ask(request) is None
+    core.begin(2.0)
+    searches: list[object] = []
+    look = core.manager.present_prefix
+    monkeypatch.setattr(core.manager, "present_prefix", lambda *args: searches.append(args[0]) or look(*args))
+    assert core.ask(request) is None
+    assert searches, "the next step searches on"
+
+
 def test_a_waiting_request_is_not_searched_anew_when_others_store_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 2: in every busy step a transfer or write of other requests ends.
 
@@ -311,9 +329,9 @@ def test_a_waiting_request_is_not_searched_anew_when_others_store_and_load(monke
     request = core.arrive(16)
     assert core.ask(request) is None
     (probe,) = core.manager.take_ops()
-    searches: list[Key] = []
-    lookup = core.manager.lookup
-    monkeypatch.setattr(core.manager, "lookup", lambda key, ctx: searches.append(key) or lookup(key, ctx))
+    searches: list[object] = []
+    look = core.manager.present_prefix
+    monkeypatch.setattr(core.manager, "present_prefix", lambda *args: searches.append(args[0]) or look(*args))
     key = core.truth.keys(other)[0]
     grant = core.manager.prepare_store([(key, 0)], RequestContext("other"))
     assert grant is not None
@@ -343,3 +361,16 @@ def test_engine_that_accepts_half_of_every_offer() -> None:
     assert bed.offers
     bed.settle()
     bed.check_end()
+
+
+def test_a_question_makes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of two groups with four chunks each, three keys a call: the third question has its answer."""
+    monkeypatch.setattr(scheduler, "KEYS_MADE_MAX", 3)
+    core = make_core(block_tokens=(4, 4))
+    request = core.arrive(17)
+    core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
+    answers = []
+    for _ in range(3):
+        answers.append(core.ask(request))
+        core.begin()
+    assert answers == [None, None, 16]

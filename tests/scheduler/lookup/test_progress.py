@@ -11,7 +11,7 @@ from core_truth import BedRequest
 from simulation.engine.engine import EngineBehaviour
 
 from tierkv.manager.contract import RequestContext
-from tierkv.types.tier_ops import Verb
+from tierkv.types.tier_ops import TierHealth, Verb
 
 
 def big_bed(**changes: object) -> Bed:
@@ -180,3 +180,25 @@ def test_slow_steps_do_not_defer_for_ever() -> None:
     for _ in range(2):
         bed.step(EngineBehaviour(budget=10_000), seconds=7.0)
     assert not bed.engine.waiting
+
+
+def test_a_streaming_offer_has_no_chunk_of_a_tier_that_failed_meanwhile() -> None:
+    """Chunks that an earlier search found are looked up again before the offer.
+
+    The host tier has two of six chunks; a shared tier is asked for the others, and its breaker opens before it has
+    answered for the last one. The two chunks are the hit.
+    """
+    bed = Bed(BedSpec(slots=6, reserved=3, gpu_blocks=48, tiers=(objects(probe_keys_max=3),), gpu_caching=False))
+    prompt = bed.core.request(25)
+    bed.fill_below(prompt)
+    bed.core.put(bed.core.truth.keys(prompt)[:2])
+    request = bed.core.arrive(25, "reader")
+    bed.core.begin(0.1)
+    assert bed.core.ask(request) is None
+    first = next(op for op in bed.core.manager.take_ops() if op.verb is Verb.PROBE)
+    bed.core.finish(first)
+    bed.core.begin(0.2)
+    assert bed.core.ask(request) is None
+    bed.core.manager.on_completion(TierHealth(0, usable=False))
+    bed.core.begin(0.3)
+    assert bed.core.ask(request) == 8

@@ -164,6 +164,18 @@ def test_a_long_prefix_with_a_window_needs_few_slots() -> None:
     assert tokens_covered([window(0, 4, 100, 4), window(1, 4, 100, 7)], 0, 399, 10) == 24
 
 
+def test_a_hit_is_not_cut_where_it_fits() -> None:
+    """Chunks of 2 and of 8 tokens, and slots for 9 of 11 chunks: the hit ends inside the second coarse chunk.
+
+    Cut in whole coarse chunks it would end at token 8.
+    """
+    groups = [full(0, 2, 8), full(1, 8, 2)]
+    assert tokens_covered(groups, 0, 16, 9) == 14
+    assert tokens_covered([full(0, 8, 2), window(1, 2, 8, 3)], 0, 16, 4) == 8
+    assert tokens_covered([full(0, 8, 9), window(1, 6, 12, 2)], 3, 72, 6) == 32
+    assert tokens_covered(groups, 0, 16, 1) == 0
+
+
 def test_what_ends_first_is_gathered_first() -> None:
     """Order of gathering: chunks useful for a shorter hit precede those for the longer one only."""
     groups = [full(0, 2, 6), window(1, 4, 3, 2)]

@@ -159,15 +159,34 @@ def slots(groups: list[SearchGroup], computed: int, end: int) -> int:
 def test_the_cap_of_slots_is_kept_and_used(case: Case, chunks_max: int) -> None:
     """A hit under the limit never needs more slots than there are; otherwise it would be gathered forever (G1).
 
-    The limit is the largest one in whole largest chunks.
+    The limit is the last token for which the slots suffice: a hit is not cut where it fits.
     """
     groups, computed = case.groups, case.computed
     bound = min(case.tokens_max, *(len(group.keys) * group.chunk_tokens for group in groups))
     end = tokens_covered(groups, computed, case.tokens_max, chunks_max)
-    assert all(slots(groups, computed, shorter) <= chunks_max for shorter in range(computed + 1, end + 1))
-    step = max(group.chunk_tokens for group in groups)
-    for longer in {bound, *range(step, bound + 1, step)}:
-        assert longer <= max(end, computed) or slots(groups, computed, longer) > chunks_max
+    fitting = [longer for longer in range(computed + 1, bound + 1) if slots(groups, computed, longer) <= chunks_max]
+    assert fitting == list(range(computed + 1, computed + 1 + len(fitting)))
+    assert end == computed + len(fitting) or end == bound <= computed
+
+
+@given(
+    st.lists(st.tuples(SIZES, WINDOWS), min_size=2, max_size=4),
+    st.integers(0, 9),
+    st.integers(1, 40),
+    st.integers(0, 99),
+)
+def test_a_hit_is_the_longest_one_that_fits(
+    shapes: list[tuple[int, int | None]], computed: int, chunks_max: int, miss: int
+) -> None:
+    """Of all hits that the rule allows, the longest one that fits the slots is found, and no shorter one."""
+    groups = [
+        SearchGroup(size, keys_of(i, 48 // size), window, None if window is None else 1)
+        for i, (size, window) in enumerate(shapes)
+    ]
+    lookup = ScriptedLookup(*["".join("F" if i == miss else "T" for i in range(48 // size)) for size, _ in shapes])
+    fits = [end for end in range(computed + 1, 49) if slots(groups, computed, end) <= chunks_max]
+    expected = oracle(groups, computed, max(fits, default=computed), lookup.present())
+    assert find_hit(groups, computed, tokens_covered(groups, computed, 48, chunks_max), lookup) == Hit(expected)
 
 
 @given(cases(), st.integers(1, 40))

@@ -82,7 +82,7 @@ def test_local_tokens_stored_tokens_and_waiting() -> None:
     core.begin(0.5)
     assert core.ask(request, computed=8) is None
     core.finish_all(OutcomeKind.ABSENT)
-    core.begin(0.75)
+    core.begin(0.75)  # the engine was busy: this quarter of a second is queue time
     assert core.ask(request, computed=8) == 0
     meta = core.schedule(request, computed=8, scheduled=24, ids=[list(range(1, 9))])
     (job,) = meta.stores
@@ -91,7 +91,9 @@ def test_local_tokens_stored_tokens_and_waiting() -> None:
     final = account(core, request)
     assert (final.local_tokens, final.stored_tokens) == (8, 28)
     assert (final.deferrals, final.deferred_s) == (2, 0.75)
-    assert (core.counters.tokens_local, core.counters.tokens_stored, core.counters.deferred_ms) == (8, 28, 750)
+    assert final.deferred_tier_s == 0.5
+    assert (core.counters.tokens_local, core.counters.tokens_stored) == (8, 28)
+    assert (core.counters.deferred_tier_ms, core.counters.deferred_queue_ms) == (500, 250)
 
 
 def test_a_deferral_ends_when_the_engine_continues() -> None:

@@ -244,11 +244,11 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     core.finish_all()
     keys = core.truth.keys(request)
     assert core.ask(core.arrive(16, "in time", tierkv={"ttl_s": 1})) == 16
-    core.manager.reservations.release("in time")
+    core.manager.passages.release("in time")
     core.scheduler.request_finished(core.scheduler._records["in time"].request, [[]])
     core.now = 5.0
     core.scheduler.begin_step(5.0)  # the manager has not yet swept at this time
-    core.manager._step.now = 5.0
+    core.manager.step.now = 5.0
     assert core.ask(core.arrive(16, "late")) == 0
     core.begin(5.0)
     (op, *_) = core.manager.take_ops()
@@ -256,6 +256,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     assert set(op.keys) == set(keys)
     core.finish(op)
     core.begin(5.1)
+    assert not core.manager.take_ops()
     assert not core.ready()
     assert not len(core.lower[0].residency)
     assert not core.manager._retention.any, "nothing is remembered of deleted chunks"

@@ -80,7 +80,7 @@ def test_an_unknown_state_behind_a_gap_costs_the_deadline() -> None:
         assert it.look("a", states[8], 8) is RETRY
         assert it.look("a", states[7], 7) is MISS
         it.end()
-    it.begin(0.02)
+    it.begin(0.03)
     assert it.look("a", states[8], 8) is MISS
     it.end()
     assert it.core.counters.deadlines_expired == 1

@@ -14,7 +14,7 @@ from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits, StorePlanName
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.store.candidates import Candidate, candidates, source_blocks
-from tierkv.types.engine import StepOutput
+from tierkv.types.engine import ScheduledRequest, StepOutput
 
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
@@ -139,6 +139,39 @@ def test_s72_a_chunk_in_the_middle_is_there_already() -> None:
     core.put([keys[1]])
     job = only_store(core.schedule(request, computed=0, scheduled=24, ids=[[1, 2, 3, 4, 5, 6]]))
     assert (job.keys, job.block_ids, job.group_sizes) == ((keys[0], keys[2]), (1, 2, 5, 6), (4,))
+
+
+@pytest.mark.parametrize("plan", ["immediate", "eager"])
+def test_a_chunk_that_is_in_a_request_twice_is_stored_once(plan: StorePlanName) -> None:
+    """Two chunks with one key have one slot, so one job fills it once, with the blocks of the first."""
+    core = make_core(slots=16, limits=SchedulerLimits(store_plan=plan))
+    request = core.arrive(16)
+    keys = core.record(request).groups[0].keys
+    keys[2] = keys[1]
+    meta = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]])
+    if plan == "eager":
+        core.scheduler.request_finished(request, [])
+        meta = core.scheduler.build_connector_meta(StepOutput())
+    job = only_store(meta)
+    assert (job.keys, job.block_ids) == ((keys[0], keys[1], keys[3]), (1, 2, 4))
+    assert len({ref.slot for ref in job.slots}) == 3
+    core.scheduler.validate()
+    core.report(job.job_id)
+    core.scheduler.request_finished(request, [])
+    core.scheduler.validate()
+    assert core.host.room == core.host.num_slots
+
+
+def test_two_requests_that_complete_the_same_chunk_in_one_step() -> None:
+    """The second one finds the chunk in the host tier, where the first one is storing it: one job copies it."""
+    core = make_core(slots=8)
+    first, second = core.arrive(8, "first"), core.arrive(8, "second")
+    entries = tuple(
+        ScheduledRequest(request.request_id, 0, 8, (ids,), True) for request, ids in ((first, (1, 2)), (second, (3, 4)))
+    )
+    job = only_store(core.scheduler.build_connector_meta(StepOutput(entries)))
+    assert (job.request_id, job.block_ids) == ("first", (1, 2))
+    core.scheduler.validate()
 
 
 def test_s73_preempted_and_resumed() -> None:

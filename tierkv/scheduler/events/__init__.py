@@ -5,5 +5,6 @@ tokens and hashes when its store is granted, and describes later events by it. :
 the engine takes them.
 
 Invariants: a snapshot is kept while a store of its chunk is in flight or a tier holds the chunk. At most
-``SNAPSHOTS_MAX`` snapshots and ``EVENTS_MAX`` events of earlier steps are kept; drops are counted.
+``SNAPSHOTS_MAX`` snapshots and a bounded number of keys in events of earlier steps are kept; drops are counted. Dropped
+events leave one event CLEARED per tier.
 """

@@ -14,14 +14,16 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.step_budget import BudgetShare
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.store.candidates import Candidate
 from tierkv.types.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.engine import GroupKind, Request
-from tierkv.types.geometry import Geometry, GroupGeometry
+from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key, split_key
 
 SNAPSHOTS_MAX = 100_000
@@ -29,6 +31,20 @@ SNAPSHOTS_MAX = 100_000
 
 About 5 KiB each for chunks of 256 tokens.
 """
+
+
+FORGOTTEN_PER_KEY = 8
+"""Shared blocks that are forgotten in one batch for the cost of one key operation."""
+
+
+@dataclass(slots=True, eq=False)
+class Medium:
+    """Content of one tier, from its first event to the event that it was emptied."""
+
+    sharing: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    """By group: in how many chunks each hash block is, beside those that end with it."""
+    cleared: bool = False
+    """Whether an event reported that the tier was emptied."""
 
 
 @dataclass(slots=True)
@@ -46,8 +62,13 @@ class Snapshot:
     group: GroupGeometry
     storing: int = 0
     """Number of stores of the chunk in flight."""
-    media: set[str] = field(default_factory=set)
-    """Tiers that hold the chunk, as reported by events."""
+    media: set[Medium] = field(default_factory=set)
+    """Tiers that hold the chunk, as reported by events; cleared ones until the chunk is looked at again."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a tier holds the chunk, or a store of it is in flight."""
+        return self.storing > 0 or any(not medium.cleared for medium in self.media)
 
     def stored(self, medium: str) -> BlockStored:
         """Event that the chunk is readable in ``medium``."""
@@ -121,13 +142,17 @@ class BlockEvents:
         snapshots_max: int = SNAPSHOTS_MAX,
     ) -> None:
         self.active = active
+        self.has_cleared = False
+        """Whether :meth:`forget_some` has something to do."""
         self._geometry = geometry
         self._counters = counters
         self._warn = warn
         self._snapshots_max = snapshots_max
         self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
         self._ended: list[Key] = []
-        self._sharing: dict[tuple[str, int], dict[bytes, int]] = {}
+        self._media: dict[str, Medium] = {}
+        self._unchecked = 0  # the oldest snapshots, which may be of chunks that no tier holds since an event CLEARED
+        self._old_sharing: list[dict[bytes, int]] = []  # of cleared tiers
         self._warned: set[str] = set()
 
     def __len__(self) -> int:
@@ -165,7 +190,8 @@ class BlockEvents:
         while len(self._snapshots) >= self._snapshots_max:
             _, snapshot = self._snapshots.popitem(last=False)
             for medium in snapshot.media:
-                self._unshared(snapshot, medium)
+                if not medium.cleared:
+                    self._unshared(snapshot, medium)
             self._counters.payloads_forgotten += 1
 
     def on_store_ended(self, keys: Iterable[Key]) -> None:
@@ -195,25 +221,51 @@ class BlockEvents:
             snapshot = self._snapshots.get(key)
             if snapshot is not None:
                 snapshot.storing = max(0, snapshot.storing - 1)
-                self._forget_if_gone(key, snapshot)
+                self._forget_unneeded(key, snapshot)
         self._ended.clear()
 
-    def _stored(self, key: Key, medium: str) -> BlockStored:
+    def forget_some(self, share: BudgetShare) -> None:
+        """Forget snapshots that events CLEARED left without a tier, as many as a part of the step's budget allows."""
+        if self._unchecked:
+            count = share.take(self._unchecked)
+            for key in list(islice(self._snapshots, count)):
+                snapshot = self._snapshots[key]
+                self._snapshots.move_to_end(key)
+                snapshot.media = {medium for medium in snapshot.media if not medium.cleared}
+                self._forget_unneeded(key, snapshot)
+            self._unchecked -= count
+        if self._old_sharing:
+            sharing = self._old_sharing[-1]
+            for _ in range(min(len(sharing), FORGOTTEN_PER_KEY * share.take(cdiv(len(sharing), FORGOTTEN_PER_KEY)))):
+                sharing.popitem()
+            if not sharing:
+                self._old_sharing.pop()
+        self.has_cleared = bool(self._unchecked or self._old_sharing)
+
+    def _medium(self, name: str) -> Medium:
+        medium = self._media.get(name)
+        if medium is None:
+            medium = self._media[name] = Medium()
+        return medium
+
+    def _stored(self, key: Key, name: str) -> BlockStored:
         snapshot = self._snapshots.get(key)
         if snapshot is not None:
+            medium = self._medium(name)
             if medium not in snapshot.media:
                 snapshot.media.add(medium)
-                sharing = self._sharing.setdefault((medium, snapshot.group.index), {})
+                sharing = medium.sharing.setdefault(snapshot.group.index, {})
                 for block_hash in snapshot.block_hashes[:-1]:  # the last one is the chunk's own
                     sharing[block_hash] = sharing.get(block_hash, 0) + 1
-            return snapshot.stored(medium)
+            return snapshot.stored(name)
         self._warn_undescribed(CacheEventKind.STORED)
         chunk_hash, group = split_key(key)
-        return BlockStored((chunk_hash,), None, (), 0, None, None, None, group, None, None, medium)
+        return BlockStored((chunk_hash,), None, (), 0, None, None, None, group, None, None, name)
 
-    def _removed(self, keys: Sequence[Key], medium: str) -> Iterator[BlockRemoved]:
+    def _removed(self, keys: Sequence[Key], name: str) -> Iterator[BlockRemoved]:
         """One event per group, in the order of first occurrence (S99)."""
         by_group: dict[int, list[bytes]] = {}
+        medium = self._medium(name)
         for key in keys:
             chunk_hash, group = split_key(key)
             snapshot = self._snapshots.get(key)
@@ -221,15 +273,15 @@ class BlockEvents:
             if snapshot is not None:
                 hashes = (*self._unshared(snapshot, medium), chunk_hash)
                 snapshot.media.discard(medium)
-                self._forget_if_gone(key, snapshot)
+                self._forget_unneeded(key, snapshot)
             else:
                 self._warn_undescribed(CacheEventKind.REMOVED)
             by_group.setdefault(group, []).extend(hashes)
-        return (BlockRemoved(tuple(hashes), group, medium) for group, hashes in by_group.items())
+        return (BlockRemoved(tuple(hashes), group, name) for group, hashes in by_group.items())
 
-    def _unshared(self, snapshot: Snapshot, medium: str) -> list[bytes]:
+    def _unshared(self, snapshot: Snapshot, medium: Medium) -> list[bytes]:
         """Hashes, except the last, that no other chunk in ``medium`` has; the chunk was removed from it."""
-        sharing = self._sharing.get((medium, snapshot.group.index), {})
+        sharing = medium.sharing.get(snapshot.group.index, {})
         alone = []
         for block_hash in snapshot.block_hashes[:-1]:
             count = sharing.get(block_hash, 0) - (medium in snapshot.media)
@@ -240,16 +292,18 @@ class BlockEvents:
                 alone.append(block_hash)
         return alone
 
-    def _cleared(self, medium: str) -> None:
-        for group in self._geometry.groups:
-            self._sharing.pop((medium, group.index), None)
-        for key, snapshot in list(self._snapshots.items()):
-            snapshot.media.discard(medium)
-            self._forget_if_gone(key, snapshot)
+    def _cleared(self, name: str) -> None:
+        """Note that a tier was emptied, at one cost however much it held; :meth:`forget_some` does the rest."""
+        medium = self._media.pop(name, None)
+        if medium is not None:
+            medium.cleared = True
+            self._old_sharing += medium.sharing.values()
+            self._unchecked = len(self._snapshots)
+            self.has_cleared = True
 
-    def _forget_if_gone(self, key: Key, snapshot: Snapshot) -> None:
-        """Drop the snapshot if no tier holds the chunk and no store of it is in flight."""
-        if not snapshot.media and not snapshot.storing:
+    def _forget_unneeded(self, key: Key, snapshot: Snapshot) -> None:
+        """Drop the snapshot if it is not needed any more."""
+        if not snapshot.is_needed:
             del self._snapshots[key]
 
     def _warn_undescribed(self, kind: CacheEventKind) -> None:

@@ -5,37 +5,55 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from tierkv.manager.event_log import EVENT_KEYS_MAX
+from tierkv.manager.step_budget import BudgetShare
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
-from tierkv.types.block_events import BlockEvent
-from tierkv.types.cache_events import CacheEvent
+from tierkv.types.block_events import AllBlocksCleared, BlockEvent
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
 
-EVENTS_MAX = 4096
-"""Events kept, beside those of the latest step, for an engine that does not take them.
+DESCRIBED_KEYS_MAX = 4096
+"""Keys in events kept, beside those of the latest step, for an engine that does not take them, where events are
+described: about 10 KiB per chunk of 256 tokens. Other events are kept up to ``EVENT_KEYS_MAX`` keys."""
 
-Older events are dropped and counted.
-"""
+FREED_PER_STEP = 64
+"""Dropped events that are freed in one step, so that no step frees all of them."""
+
+_Events = deque[tuple[CacheEvent, Sequence[BlockEvent]]]
 
 
 class EventQueue:
     """Events until the engine takes them. Single-threaded.
 
+    Beyond the bound, all events of earlier steps are dropped. Each of their tiers has one event CLEARED in their place,
+    as in :mod:`tierkv.manager.event_log`.
+
     Args:
         block_events: describes events. If active, it describes each event when it is put, so that its snapshots do not
             depend on when the engine takes events.
         counters: for metrics.
+        share: key operations of a step in which described events forget what they do not need any more.
         kept: whether the engine wants events at all.
-        events_max: events of earlier steps kept.
+        keys_max: keys in events of earlier steps that are kept. None: the default.
     """
 
     def __init__(
-        self, block_events: BlockEvents, counters: CoreCounters, *, kept: bool = True, events_max: int = EVENTS_MAX
+        self,
+        block_events: BlockEvents,
+        counters: CoreCounters,
+        share: BudgetShare,
+        *,
+        kept: bool = True,
+        keys_max: int | None = None,
     ) -> None:
         self._block_events = block_events
         self._counters = counters
+        self._share = share
         self._kept = kept
-        self._events_max = events_max
-        self._pending: deque[tuple[CacheEvent, Sequence[BlockEvent]]] = deque()
+        self._keys_max = keys_max or (DESCRIBED_KEYS_MAX if block_events.active else EVENT_KEYS_MAX)
+        self._pending: _Events = deque()
+        self._size = 0
+        self._dropped: _Events = deque()
 
     @property
     def needs_every_step(self) -> bool:
@@ -47,17 +65,34 @@ class EventQueue:
         if not self._kept:
             return
         block_events, pending = self._block_events, self._pending
-        while len(pending) > self._events_max:
-            pending.popleft()
-            self._counters.events_dropped += 1
+        for _ in range(min(len(self._dropped), FREED_PER_STEP)):
+            self._dropped.popleft()
+        if self._size > self._keys_max:
+            self._drop_all()
         for event in events:
             pending.append((event, block_events.describe((event,)) if block_events.active else ()))
+            self._size += max(1, len(event.keys))
         block_events.finish_ended_stores()
+        if block_events.has_cleared:
+            block_events.forget_some(self._share)
+
+    def _drop_all(self) -> None:
+        """Put one event CLEARED per tier in the place of all pending events."""
+        self._counters.events_dropped += self._size
+        tiers = dict.fromkeys(event.tier for event, _ in self._pending)
+        self._dropped.extend(self._pending)
+        self._pending.clear()
+        # Not described by block_events: the tiers are not empty, and later removals are described as before.
+        self._pending.extend(
+            (CacheEvent(CacheEventKind.CLEARED, tier, ()), (AllBlocksCleared(tier),)) for tier in tiers
+        )
+        self._size = len(self._pending)
 
     def take_events(self) -> list[CacheEvent]:
         """All pending events, raw."""
         events = [event for event, _ in self._pending]
         self._pending.clear()
+        self._size = 0
         return events
 
     def take_described_events(self) -> list[BlockEvent]:
@@ -66,4 +101,5 @@ class EventQueue:
         for event, described in self._pending:
             taken += described if self._block_events.active else self._block_events.describe((event,))
         self._pending.clear()
+        self._size = 0
         return taken

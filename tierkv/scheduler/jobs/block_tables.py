@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tierkv.errors import EngineProtocolError, require
+from tierkv.errors import require
 from tierkv.scheduler.jobs.jobs import Fences
 from tierkv.scheduler.requests.record import GroupRecord, RequestRecord
+from tierkv.scheduler.requests.rules import refused
 from tierkv.types.engine import NULL_BLOCK_ID, ScheduledRequest
 from tierkv.types.geometry import Geometry, cdiv
 
@@ -70,6 +71,8 @@ class RequestTables:
     """
 
     def __init__(self, geometry: Geometry, fences: Fences, on_overwritten: Callable[[Sequence[int]], None]) -> None:
+        self.num_blocks = 0
+        """Number of blocks of the engine's pool, as far as their numbers show."""
         self._geometry = geometry
         self._on_overwritten = on_overwritten
         self._fences = fences
@@ -81,32 +84,60 @@ class RequestTables:
         """Note that these blocks are about to be written. Returns the jobs that must end before that."""
         if not block_ids:
             return set()
+        self.num_blocks = max(self.num_blocks, max(block_ids) + 1)
         self._windows.null_blocks(block_ids)
         self._on_overwritten(block_ids)
         return self._fences.jobs_fencing(block_ids)
 
-    def check_table(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
-        """Check that the table will hold all tokens; otherwise chunks would be stored from the wrong blocks.
+    def check_numbers(self, scheduled: ScheduledRequest) -> None:
+        """Check the numbers of an entry by themselves.
 
         Raises:
-            EngineProtocolError: the number of groups differs; only the new blocks are given of a request whose table is
-                unknown (first time, loaded, preempted, asked about again); or blocks are missing.
+            EngineProtocolError: the number of groups differs, a number of tokens is negative, or a block id is no
+                number from 0.
         """
-        ids, whole = scheduled.block_ids, scheduled.replaces_table
-        if len(ids) != len(record.groups):
-            raise _refused(record, f": block ids of {len(ids)} groups, the engine has {len(record.groups)}")
-        if not whole and scheduled.num_computed_tokens and not any(group.block_ids for group in record.groups):
-            raise _refused(
-                record,
+        ids, name = scheduled.block_ids, scheduled.request_id
+        if len(ids) != len(self._geometry.groups):
+            raise refused(name, f": block ids of {len(ids)} groups, the engine has {len(self._geometry.groups)}")
+        if scheduled.num_computed_tokens < 0 or scheduled.num_scheduled_tokens < 0:
+            raise refused(
+                name,
+                f": {scheduled.num_computed_tokens} tokens computed, {scheduled.num_scheduled_tokens} scheduled: "
+                "neither can be negative",
+            )
+        for group, table in enumerate(ids):
+            wrong = [i for i in table if (type(i) is not int and not hasattr(i, "__index__")) or i < 0]
+            if wrong:
+                raise refused(name, f", group {group}: block id {wrong[0]!r}: give integers from 0")
+
+    def check_table(self, record: RequestRecord, scheduled: ScheduledRequest, *, is_preempted: bool = False) -> None:
+        """Check that the table will hold all tokens; otherwise chunks would be stored from the wrong blocks.
+
+        is_preempted: the step preempts the request as well, so that its table is unknown.
+
+        Raises:
+            EngineProtocolError: only the new blocks are given of a request whose table is unknown (first time, loaded,
+                preempted, asked about again); or blocks are missing.
+        """
+        ids, whole, name = scheduled.block_ids, scheduled.replaces_table, scheduled.request_id
+        adds = not whole and scheduled.num_computed_tokens
+        if adds and (is_preempted or not _has_blocks(record)):
+            raise refused(
+                name,
                 f" was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
                 "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True",
             )
         stop = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         for index, block_tokens in self._full:
-            held = len(ids[index]) + (0 if whole else len(record.groups[index].block_ids))
+            held = len(ids[index]) + (0 if whole or is_preempted else len(record.groups[index].block_ids))
             if held * block_tokens < stop:
                 needed = cdiv(stop, block_tokens)
-                raise _refused(record, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
+                raise refused(name, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
+
+    def room_tokens(self, record: RequestRecord) -> int | None:
+        """Tokens for which the table of a request has blocks; None: any number, because all groups have windows."""
+        rooms = [len(record.groups[index].block_ids) * block_tokens for index, block_tokens in self._full]
+        return min(rooms, default=None)
 
     def update_table(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
         """Update the table of a scheduled request. Returns the jobs that must end before this step writes."""
@@ -149,5 +180,9 @@ class RequestTables:
         self._fences.validate()
 
 
-def _refused(record: RequestRecord, why: str) -> EngineProtocolError:
-    return EngineProtocolError(f"request {record.ctx.request_id!r}{why}")
+def _has_blocks(record: RequestRecord) -> bool:
+    """Whether a block of the request is known."""
+    for group in record.groups:  # noqa: SIM110 - asked per request and step: any() makes a generator
+        if group.block_ids:
+            return True
+    return False

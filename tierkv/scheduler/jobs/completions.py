@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
@@ -15,8 +18,21 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import VOID_SLOT, TransferJob, WorkerOutput, chunk_blocks
 
 
+@dataclass(slots=True)
+class EndedStore:
+    """Store that all workers have ended, and of which not all chunks were taken in."""
+
+    status: JobStatus
+    slots_left: int
+    """Number of its slots, from the front, that were not taken in."""
+
+
 class CompletionHandler:
-    """Handles worker reports. Sans-IO; shares records, jobs and fences with the scheduler."""
+    """Handles worker reports. Sans-IO; shares records, jobs and fences with the scheduler.
+
+    The chunks of ended stores are taken in within a share of the step's budget; the rest waits for the next step, and
+    its jobs stay in flight. Ended loads are handled at once, because the engine may schedule their requests.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
         self,
@@ -39,6 +55,8 @@ class CompletionHandler:
         self._loads = loads
         self._accounting = accounting
         self._block_events = block_events
+        self._stored: deque[EndedStore] = deque()
+        self._share = manager.budget.share()
         self._pending_report: set[str] = set()  # finished requests whose last store has ended
 
     @property
@@ -52,6 +70,7 @@ class CompletionHandler:
         Returns:
             Ended loads, requests whose last store has ended, and blocks without valid data.
         """
+        self._jobs.check_reports(output.finished)
         finished: set[str] = set()
         invalid: set[int] = set()
         for job_id, count in output.finished.items():
@@ -59,18 +78,39 @@ class CompletionHandler:
             if status is None:
                 continue
             if status.job.is_store:
-                self._manager.complete_store(status.job.slots, frozenset(status.failed))
-                if not status.stale:
-                    self._accounting.note_stored(status.job, status.failed)
-                self.end_store(status.job)
-            else:
-                load = self._end_load_job(status)
-                if load is not None:
-                    finished.add(status.job.request_id)
-                    invalid |= self._invalid_blocks(load)
-                    self._resume_request(status.job.request_id, load)
+                self._stored.append(EndedStore(status, len(status.job.slots)))
+                continue
+            self._jobs.remove(job_id)
+            load = self._end_load_job(status)
+            if load is not None:
+                finished.add(status.job.request_id)
+                invalid |= self._invalid_blocks(load)
+                self._resume_request(status.job.request_id, load)
+        self.end_stores()
         stored, self._pending_report = frozenset(self._pending_report), set()
         return LoadReport(frozenset(finished), frozenset(invalid), stored)
+
+    def end_stores(self, *, whole: bool = False) -> None:
+        """Take in chunks of ended stores, the oldest job first, within the share of this step.
+
+        whole: all of them, for a flush, which is not part of a step.
+        """
+        while self._stored:
+            store = self._stored[0]
+            status = store.status
+            count = store.slots_left if whole else self._share.take(store.slots_left)
+            if not count:
+                return
+            first, store.slots_left = store.slots_left - count, store.slots_left - count
+            # From the tail, because what becomes readable first is evicted first (S54).
+            self._manager.complete_store(status.job.slots[first : first + count], frozenset(status.failed))
+            if store.slots_left:
+                return
+            self._stored.popleft()
+            self._jobs.remove(status.job.job_id)
+            if not status.stale:
+                self._accounting.note_stored(status.job, status.failed)
+            self.end_store(status.job)
 
     def _end_load_job(self, status: JobStatus) -> EndedLoad | None:
         """End a load job. Returns the load if it has ended with this job."""

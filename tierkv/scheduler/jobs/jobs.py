@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ class JobStatus:
     failed: set[Key] = field(default_factory=set)
     """Chunks that a worker reported as failed."""
     stale: bool = False
-    """The cache was reset since the job started."""
+    """The cache was reset since the job started. Known when every worker has reported it."""
 
 
 class JobTable:
@@ -32,6 +32,7 @@ class JobTable:
         self._num_workers = num_workers
         self._live: dict[int, JobStatus] = {}
         self._last_id = 0
+        self._stale_id = 0  # the newest job before the latest reset
 
     def __len__(self) -> int:
         return len(self._live)
@@ -54,27 +55,40 @@ class JobTable:
         status = self._live[job_id]
         status.job = replace(status.job, request_id=NO_REQUEST)
 
-    def withdraw(self, job_id: int) -> JobStatus:
-        """Remove a job that was never handed to workers."""
-        return self._live.pop(job_id)
+    def remove(self, job_id: int) -> JobStatus:
+        """Remove a job whose end is handled, or that was never handed to workers."""
+        status = self._live.pop(job_id)
+        status.stale = job_id <= self._stale_id
+        return status
 
-    def report_job(self, job_id: int, count: int, failed: frozenset[Key]) -> JobStatus | None:
-        """Note that ``count`` workers ended the job; unknown ids are ignored.
+    def check_reports(self, counts: Mapping[int, int]) -> None:
+        """Check reports before any is taken in.
 
-        Returns:
-            Its status, if every worker has reported it now.
+        Args:
+            counts: number of workers that ended each job; unknown ids are ignored.
 
         Raises:
             EngineProtocolError: more reports than workers (S84).
         """
+        for job_id, count in counts.items():
+            status = self._live.get(job_id)
+            if status is not None and count > status.workers_left:
+                raise EngineProtocolError(
+                    f"job {job_id} was reported by more workers than there are ({self._num_workers})"
+                )
+
+    def report_job(self, job_id: int, count: int, failed: frozenset[Key]) -> JobStatus | None:
+        """Note that ``count`` workers ended the job; unknown ids are ignored. It is in flight until it is removed.
+
+        Returns:
+            Its status, if every worker has reported it now.
+        """
         status = self._live.get(job_id)
-        if status is None or count <= 0:
+        if status is None or count <= 0 or not status.workers_left:
             return None
         status.workers_left -= count
         status.failed |= failed
-        if status.workers_left < 0:
-            raise EngineProtocolError(f"job {job_id} was reported by more workers than there are ({self._num_workers})")
-        return self._live.pop(job_id) if status.workers_left == 0 else None
+        return None if status.workers_left else status
 
     def live_ids(self) -> frozenset[int]:
         """Ids of all jobs in flight."""
@@ -86,8 +100,7 @@ class JobTable:
 
     def mark_stale(self) -> None:
         """Mark all jobs as stale after a reset of the cache. Their slots and blocks stay taken until they end."""
-        for status in self._live.values():
-            status.stale = True
+        self._stale_id = self._last_id
 
 
 class Fences:

@@ -9,5 +9,5 @@ A chunk that cannot be loaded *cuts* its stream: chunks at or behind it are *voi
 slots, so that the engine computes their tokens.
 
 Invariants: at most one segment of a stream is copied at a time, except in a step that may be the last. The last job is
-the last to end. Each chunk is read once. A stream without progress for ``lookup_deadline_s`` is cut.
+the last to end. Each chunk is read once. A stream whose tier moves nothing for ``lookup_deadline_s`` is cut.
 """

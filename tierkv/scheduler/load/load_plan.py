@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.engine import NULL_BLOCK_ID, Block, BlockTables
 from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key
-from tierkv.types.transfers import SlotRef, TransferJob, chunk_blocks
+from tierkv.types.transfers import SlotRef, TransferJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,31 @@ def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -
     if lead is None:
         return tokens
     size = geometry.groups[lead].chunk_tokens
-    chunk, counted, last = plan.block_indices[lead] // geometry.blocks_per_chunk, start, 0
-    for i, group in enumerate(plan.chunk_groups):
-        if group == lead:
-            chunk += 1
-            upto, last = min(end, chunk * size), i
-            tokens[i] = upto - counted
-            counted = upto
-    tokens[last] += end - counted
+    at, count = plan.chunk_groups.index(lead), plan.chunk_groups.count(lead)
+    chunk = plan.block_indices[lead] // geometry.blocks_per_chunk
+    tokens[at : at + count] = [size] * count
+    tokens[at] -= start - chunk * size
+    tokens[at + count - 1] -= (chunk + count) * size - end
     return tokens
 
 
+class _GroupRun(NamedTuple):
+    """Chunks of one group in a load plan. They follow one another, in the plan and in the group's table."""
+
+    first_position: int
+    """Position of its first chunk in the plan."""
+    first_chunk: int
+    """Number of that chunk in the request."""
+    first_block: int
+    """Index in the group's table of the first block to fill."""
+    offset: int
+    """Index of that block in ``block_ids``."""
+    stop: int
+    """Index in ``block_ids`` behind its last block."""
+
+
 class ChunksOfPlan:
-    """Chunks of a load plan, from which parts of the plan are made.
+    """Chunks of a load plan, from which parts of the plan are made. Making one costs next to nothing per chunk.
 
     Attributes:
         starts: per chunk, its first token.
@@ -74,35 +87,45 @@ class ChunksOfPlan:
         self.plan = plan
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self._num_groups = len(geometry.groups)
-        self._blocks: list[tuple[int, ...]] = []
-        self._first_blocks: list[int] = []
-        per_chunk = geometry.blocks_per_chunk
-        chunks = [first // per_chunk for first in plan.block_indices]
-        for group, (skip, ids) in zip(plan.chunk_groups, chunk_blocks(plan, per_chunk), strict=True):
-            size, chunk = geometry.groups[group].chunk_tokens, chunks[group]
-            chunks[group] += 1
-            self.starts.append(chunk * size)
-            self.ends.append((chunk + 1) * size)
-            self._blocks.append(ids)
-            self._first_blocks.append(chunk * per_chunk + skip)
+        self._blocks_per_chunk = geometry.blocks_per_chunk
+        self._runs: list[_GroupRun] = []
+        offset = 0
+        for group, first, size in zip(geometry.groups, plan.block_indices, plan.group_sizes, strict=True):
+            chunk, tokens = first // geometry.blocks_per_chunk, group.chunk_tokens
+            self._runs.append(_GroupRun(len(self.starts), chunk, first, offset, offset + size))
+            stop = chunk + plan.chunk_groups.count(group.index)
+            self.starts += range(chunk * tokens, stop * tokens, tokens)
+            self.ends += range((chunk + 1) * tokens, (stop + 1) * tokens, tokens)
+            offset += size
+
+    def in_order(self) -> Sequence[int]:
+        """Positions of all chunks, in the order in which they end."""
+        positions = range(len(self.ends))
+        is_ordered = len(set(self.plan.chunk_groups)) <= 1
+        return positions if is_ordered else sorted(positions, key=self.ends.__getitem__)
 
     def part(self, positions: Sequence[int]) -> LoadPlan:
         """Load plan of the chunks at these positions only, in ascending order."""
         plan = self.plan
         groups = [plan.chunk_groups[i] for i in positions]
-        sizes, indices = [0] * self._num_groups, [0] * self._num_groups
+        sizes, indices = [0] * len(self._runs), [0] * len(self._runs)
+        block_ids: list[int] = []
         for group, i in zip(groups, positions, strict=True):
+            first, offset, stop = self._blocks(self._runs[group], i)
             if not sizes[group]:
-                indices[group] = self._first_blocks[i]
-            sizes[group] += len(self._blocks[i])
+                indices[group] = first
+            sizes[group] += stop - offset
+            block_ids += plan.block_ids[offset:stop]
         return LoadPlan(
-            tuple([plan.keys[i] for i in positions]),
-            tuple(groups),
-            tuple([block_id for i in positions for block_id in self._blocks[i]]),
-            tuple(sizes),
-            tuple(indices),
+            tuple([plan.keys[i] for i in positions]), tuple(groups), tuple(block_ids), tuple(sizes), tuple(indices)
         )
+
+    def _blocks(self, run: _GroupRun, position: int) -> tuple[int, int, int]:
+        """Index in the table of a chunk's first block to fill; start and stop of its blocks in ``block_ids``."""
+        first = (run.first_chunk + position - run.first_position) * self._blocks_per_chunk
+        offset = run.offset + first - run.first_block
+        stop = min(offset + self._blocks_per_chunk, run.stop)
+        return max(first, run.first_block), max(offset, run.offset), stop
 
 
 def plan_load(
@@ -126,7 +149,7 @@ def plan_load(
         if len(table) < end:
             raise EngineProtocolError(f"{what}: {len(table)} blocks for {total} tokens, {end} are needed")
         first = _first_to_load(what, group, table, computed_tokens, end)
-        _check_window(what, group, geometry.blocks_per_chunk, end - first)
+        _check_window(what, group, end - first)
         sizes.append(end - first)
         indices.append(first if end > first else 0)
         if end > first:
@@ -150,21 +173,40 @@ def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], comp
         raise EngineProtocolError(
             f"{what}: block {partly} is unfilled, but {computed_tokens} tokens are reported as computed"
         )
-    for i in range(cdiv(computed_tokens, group.block_tokens), end):
+    start = cdiv(computed_tokens, group.block_tokens)
+    if group.window_chunks is not None:
+        start = _behind_nulls(table, start, end - _pending_max(group.window_chunks, group))
+    for i in range(start, end):
         if _is_unfilled(table[i]):
             return i
     return end
+
+
+def _behind_nulls(table: Sequence[Block], start: int, stop: int) -> int:
+    """Position ``stop`` if the null block fills the table from ``start`` to there, as before a window.
+
+    Otherwise ``start``. A long prompt has thousands of such entries in each group with a window. They are
+    compared by identity.
+    """
+    if start >= stop or not table[start].is_null:
+        return start
+    return stop if list(table[start:stop]).count(table[start]) == stop - start else start
+
+
+def _pending_max(window_chunks: int, group: GroupGeometry) -> int:
+    """Blocks to fill of a window at most: one that begins inside a block touches one more than it fills."""
+    return window_chunks * (group.chunk_tokens // group.block_tokens) + 1
 
 
 def _is_unfilled(block: Block) -> bool:
     return block.block_hash is None and not block.is_null
 
 
-def _check_window(what: str, group: GroupGeometry, blocks_per_chunk: int, pending: int) -> None:
-    """Check the number of blocks; a window that begins inside a block touches one block more than it fills."""
+def _check_window(what: str, group: GroupGeometry, pending: int) -> None:
+    """Check the number of blocks to fill of a group with a window."""
     if group.window_chunks is None:
         return
-    pending_max = group.window_chunks * blocks_per_chunk + 1
+    pending_max = _pending_max(group.window_chunks, group)
     if pending > pending_max:
         raise EngineProtocolError(
             f"{what}: {pending} blocks are to be loaded, but its {group.kind.value} group needs {pending_max} at most: "

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from tierkv.errors import require
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.passages.passage import Passage
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.jobs.jobs import JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.load.load_plan import LoadPlan
 from tierkv.scheduler.load.stream import Stream
 from tierkv.scheduler.load.stream_state import StreamState
+from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
@@ -49,8 +50,8 @@ class EndedLoad:
 class Loads:
     """All loads in flight. Shares jobs, lookups and accounting with the scheduler.
 
-    A stream that waits for chunks ends in time: if none of them has arrived for ``lookup_deadline_s``, it is cut there.
-    While it waits for its turn behind other streams, their progress counts as its own.
+    A stream that is late (:meth:`~tierkv.manager.passages.passages.Passages.is_late`) is cut where its chunks are
+    missing.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
@@ -61,6 +62,7 @@ class Loads:
         counters: CoreCounters,
         jobs: JobTable,
         lookups: Lookups,
+        in_flight: LoadsInFlight,
         accounting: Accounting,
     ) -> None:
         self._manager = manager
@@ -69,10 +71,10 @@ class Loads:
         self._counters = counters
         self._jobs = jobs
         self._lookups = lookups
+        self._in_flight = in_flight
         self._accounting = accounting
         self._new: list[TransferJob] = []
         self._streams: dict[str, Stream] = {}
-        self._progress_s = 0.0  # latest progress of any stream
 
     @property
     def has_new_jobs(self) -> bool:
@@ -103,11 +105,13 @@ class Loads:
             self._start_stream(record, plan, first, end)
         else:
             grant = self._manager.prepare_load(plan.keys, record.ctx)
-            self._accounting.note_load(record.stats, plan, grant.sources, record.computed_tokens, end)
+            self._accounting.note_load(
+                record.stats, plan, record.sources(plan.keys, grant.sources), record.computed_tokens, end
+            )
             self._send(record, plan.job(self._jobs.new_id(), record.ctx.request_id, grant.slots))
         self._lookups.close_lookup(record)
         record.apply(RequestEvent.LOAD_STARTED)
-        self._lookups.loading_started(plan.keys)
+        self._in_flight.started(record.ctx.request_id, plan.keys, self._lookups.now_s)
         if record.store_policy is StorePolicy.BLOCK_LEVEL:  # loaded chunks are in a tier already
             record.skip_loaded(end)
 
@@ -121,15 +125,12 @@ class Loads:
 
     def _start_stream(self, record: RequestRecord, plan: LoadPlan, first: tuple[Key, ...], end: int) -> None:
         manager, ctx = self._manager, record.ctx
-        grant = manager.prepare_load(first, ctx)  # empty if the engine has computed all of it since
-        manager.streams.open(ctx.request_id, len(first))
+        grant = manager.prepare_load(first, ctx, continues=True)  # empty if the engine has computed all of it since
         stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
         record.streaming = True
         self._counters.loads_streamed += 1
-        self._note_progress(stream)
         if first:
             self._send_segment(stream, first, grant.slots, grant.sources)
-        self._gather_segment(stream)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -145,82 +146,76 @@ class Loads:
         for stream in list(self._streams.values()):
             if stream.is_sent:
                 continue
-            reservation = self._gather_segment(stream)
+            passage = self._gather_segment(stream)
             if stream.state is StreamState.GATHERING:
-                self._send_arrived(stream, reservation)
+                self._send_arrived(stream, passage)
             elif is_last and not stream.num_pending:
                 self._send_segment(stream)
             if not stream.is_sent:
                 self._gather_segment(stream)
 
-    def _gather_segment(self, stream: Stream) -> Reservation | None:
-        """Gather the next segment of a stream. Returns its reservation; None: no chunk is pending."""
-        reservation = self._reserve_segment(stream)
-        if reservation is None or not reservation.failed:
-            return reservation
-        slots, ctx = self._manager.streams, stream.record.ctx
-        lost = [key for key in stream.segment if slots.is_lost(key, ctx)]
+    def _gather_segment(self, stream: Stream) -> Passage | None:
+        """Gather the next segment of a stream. Returns its passage; None: no chunk is pending."""
+        passage = self._reserve_segment(stream)
+        if passage is None or not passage.failed:
+            return passage
+        passages, ctx = self._manager.passages, stream.record.ctx
+        lost = [key for key in stream.segment if passages.is_lost(key, ctx)]
         if lost:
             return self._cut_stream(stream, lost)
         return self._reserve_segment(stream)  # another tier has the chunks that failed here
 
-    def _reserve_segment(self, stream: Stream) -> Reservation | None:
+    def _reserve_segment(self, stream: Stream) -> Passage | None:
         if not stream.segment:
-            stream.segment = stream.next_keys(self._manager.streams.segment_chunks_max)
-            stream.arrived = 0
+            stream.segment = stream.next_keys(self._manager.passages.segment_chunks_max)
         if not stream.segment:
             return None
-        reservation = self._manager.streams.reserve_segment(stream.segment, stream.record.ctx)
-        arrived = reservation.num_granted - reservation.outstanding
-        if arrived != stream.arrived:
-            stream.arrived = arrived
-            self._note_progress(stream)
-        return reservation
+        ctx = stream.record.ctx
+        return self._manager.passages.reserve(ctx.request_id, stream.segment, ctx.hints)
 
-    def _send_arrived(self, stream: Stream, reservation: Reservation | None) -> None:
+    def _send_arrived(self, stream: Stream, passage: Passage | None) -> None:
         """Send the segment, or the front of it that has slots, if no chunk of that is in flight.
 
         A segment that is late is cut first.
         """
-        if reservation is not None and not self._has_arrived(reservation) and self._is_late(stream, reservation):
-            reservation = self._cut_stream(stream, [self._first_missing(stream, reservation)])
-        if reservation is None:
+        if passage is not None and not self._has_arrived(passage) and self._is_late(passage):
+            passage = self._cut_stream(stream, [self._first_missing(stream, passage)])
+        if passage is None:
             self._send_segment(stream)
-        elif self._has_arrived(reservation):
-            keys = reservation.keys[: self._front_chunks(reservation)]
-            grant = self._manager.streams.hand_over(keys, stream.record.ctx)
+        elif self._has_arrived(passage):
+            keys = passage.keys[: self._front_chunks(passage)]
+            grant = self._manager.prepare_load(keys, stream.record.ctx, continues=True)
             self._send_segment(stream, keys, grant.slots, grant.sources)
 
     @staticmethod
-    def _front_chunks(reservation: Reservation) -> int:
+    def _front_chunks(passage: Passage) -> int:
         """Number of chunks of the segment, from the front, that have their slots."""
-        return len(reservation.keys) if reservation.complete else reservation.position
+        return len(passage.keys) if passage.complete else passage.position
 
-    def _has_arrived(self, reservation: Reservation) -> bool:
+    def _has_arrived(self, passage: Passage) -> bool:
         """Whether a front of the segment is readable, and no chunk of it is in flight."""
-        return self._front_chunks(reservation) > 0 and not reservation.outstanding and not reservation.failed
+        return self._front_chunks(passage) > 0 and not passage.outstanding and not passage.failed
 
-    def _first_missing(self, stream: Stream, reservation: Reservation) -> Key:
+    def _first_missing(self, stream: Stream, passage: Passage) -> Key:
         """First chunk of the segment that has not arrived."""
-        slots, front = self._manager.streams, self._front_chunks(reservation)
-        missing = (key for i, key in enumerate(stream.segment) if i >= front or not slots.is_readable(key))
+        is_readable, front = self._manager.passages.is_readable, self._front_chunks(passage)
+        missing = (key for i, key in enumerate(stream.segment) if i >= front or not is_readable(key))
         return next(missing, stream.segment[0])
 
-    def _is_late(self, stream: Stream, reservation: Reservation) -> bool:
-        since_s = stream.progress_s if reservation.num_granted else max(stream.progress_s, self._progress_s)
-        return self._lookups.now_s - since_s >= self._limits.lookup_deadline_s
+    def _is_late(self, passage: Passage) -> bool:
+        return self._manager.passages.is_late(passage.owner, self._limits.lookup_deadline_s)
 
-    def _cut_stream(self, stream: Stream, lost: Iterable[Key]) -> Reservation | None:
+    def _cut_stream(self, stream: Stream, lost: Iterable[Key]) -> Passage | None:
         """Cut the stream at these lost chunks, and continue with those before them."""
         stream.cut_at(list(lost))
         return self._drop_void_chunks(stream)
 
-    def _drop_void_chunks(self, stream: Stream) -> Reservation | None:
+    def _drop_void_chunks(self, stream: Stream) -> Passage | None:
         """After a cut: release void chunks of the segment, and continue with the rest."""
         coming = set(stream.next_keys(len(stream.segment)))
         stream.segment = tuple([key for key in stream.segment if key in coming])
         if not stream.segment:
-            self._manager.streams.release_segment(stream.record.ctx)
+            self._manager.passages.shrink(stream.record.ctx.request_id, ())
         return self._reserve_segment(stream)
 
     def _send_segment(
@@ -230,8 +225,7 @@ class Loads:
         record = stream.record
         job = stream.make_job(self._jobs.new_id(), keys, slots)
         groups, tokens = stream.groups_and_tokens(keys)
-        self._accounting.note_chunks(record.stats, groups, tokens, sources)
-        self._note_progress(stream)
+        self._accounting.note_chunks(record.stats, groups, tokens, record.sources(keys, sources))
         self._send(record, job)
         if job.ends_load and stream.is_cut:
             self._counters.loads_given_up += 1
@@ -239,11 +233,9 @@ class Loads:
 
     def _send(self, record: RequestRecord, job: TransferJob) -> None:
         record.load_job = job.job_id
+        self._in_flight.moved(job.request_id, self._lookups.now_s)
         self._jobs.start_job(job)
         self._new.append(job)
-
-    def _note_progress(self, stream: Stream) -> None:
-        stream.progress_s = self._progress_s = self._lookups.now_s
 
     # -- completion ----------------------------------------------------------------------------------------------------
 
@@ -253,13 +245,13 @@ class Loads:
         stream = self._streams.get(job.request_id)
         if stream is None:
             if not status.stale:
-                self._lookups.loading_ended(job.keys)
+                self._in_flight.ended(job.request_id, job.keys)
             return EndedLoad(job, status.failed, status.stale)
         record = stream.record
         if record.load_job == job.job_id:
             record.load_job = None
-        self._manager.streams.copied(stream.end_job(job.job_id, status.failed))
-        self._note_progress(stream)
+        stream.end_job(job.job_id, status.failed)
+        self._in_flight.moved(job.request_id, self._lookups.now_s)
         if not stream.is_over:
             if status.failed and not stream.is_sent:
                 stream.cut_at(status.failed)
@@ -268,9 +260,9 @@ class Loads:
             return None
         del self._streams[job.request_id]
         record.streaming = False
-        self._manager.streams.close(job.request_id)
+        self._manager.passages.release(job.request_id)
         if not stream.stale:
-            self._lookups.loading_ended(stream.plan.keys)
+            self._in_flight.ended(job.request_id, stream.plan.keys)
         has_blocks = record.state is not RequestState.FINISHED
         self._gather_streams()
         return EndedLoad(stream.plan, stream.failed, stream.stale, stream.good_tokens, has_blocks)
@@ -301,7 +293,7 @@ class Loads:
         """Ids of the jobs in flight of a request's load."""
         stream = self._streams.get(record.ctx.request_id)
         if stream is not None:
-            return stream.jobs.keys()
+            return stream.jobs
         return set() if record.load_job is None else {record.load_job}
 
     def validate(self) -> None:

@@ -30,11 +30,9 @@ class Stream:
         plan: all of its chunks and their blocks.
         state: see :mod:`~tierkv.scheduler.load.stream_state`.
         segment: chunks that are being gathered, in the order in which they are wanted.
-        jobs: its jobs in flight, with the number of chunks that each one copies.
+        jobs: ids of its jobs in flight.
         failed: chunks that were not loaded.
         stale: the cache was reset since the load began: none of it counts.
-        progress_s: time of the latest progress, on the stack's clock.
-        arrived: chunks of the segment that had arrived at the latest check.
     """
 
     def __init__(self, record: RequestRecord, plan: LoadPlan, geometry: Geometry, start: int, end: int) -> None:
@@ -42,16 +40,14 @@ class Stream:
         self.plan = plan
         self.state = StreamState.GATHERING
         self.segment: tuple[Key, ...] = ()
-        self.jobs: dict[int, int] = {}
+        self.jobs: set[int] = set()
         self.failed: set[Key] = set()
         self.stale = False
-        self.progress_s = 0.0
-        self.arrived = 0
         self._chunks = ChunksOfPlan(plan, geometry)
         self._whole_only = geometry.has_windows
         self._tokens = tokens_of_chunks(plan, geometry, start, end)
-        self._position = {key: i for i, key in enumerate(plan.keys)}
-        self._pending = deque(sorted(range(len(plan.keys)), key=self._chunks.ends.__getitem__))
+        self._position = dict(zip(plan.keys, range(len(plan.keys)), strict=True))
+        self._pending = deque(self._chunks.in_order())
         self._void: list[int] = []
         self._last_job: int | None = None
         self._transitions: TransitionLog[StreamEvent, StreamState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
@@ -111,7 +107,7 @@ class Stream:
                 self._pending = deque(i for i in self._pending if i not in slot_of)
                 break
             self._pending.popleft()
-        self.jobs[job_id] = len(slot_of)
+        self.jobs.add(job_id)
         ends = not self._pending
         if ends:
             slot_of.update(dict.fromkeys(self._void, VOID_SLOT))
@@ -123,15 +119,14 @@ class Stream:
         part, refs = self._chunks.part(positions), tuple([slot_of[i] for i in positions])
         return part.job(job_id, self.record.ctx.request_id, refs, ends_load=ends)
 
-    def end_job(self, job_id: int, failed: AbstractSet[Key]) -> int:
-        """End one of its jobs. Returns the number of chunks that the job copied."""
-        copied = self.jobs.pop(job_id)
+    def end_job(self, job_id: int, failed: AbstractSet[Key]) -> None:
+        """End one of its jobs."""
+        self.jobs.discard(job_id)
         self.failed |= failed
         if job_id != self._last_job:
             self._apply(StreamEvent.SEGMENT_ENDED)
         if self.is_sent and not self.jobs:
             self._apply(StreamEvent.LAST_ENDED)
-        return copied
 
     # -- cuts --------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.types.keys import Key
@@ -27,7 +28,7 @@ def window_keys(groups: Sequence[SearchGroup], computed_tokens: int, tokens: int
 def first_segment(
     wanted: tuple[Key, ...],
     always: AbstractSet[Key],
-    is_readable: Callable[[Key], bool],
+    readable: AbstractSet[Key],
     chunks_min: int,
     chunks_max: int,
 ) -> tuple[Key, ...]:
@@ -39,19 +40,14 @@ def first_segment(
     Args:
         wanted: chunks of the hit, in the order in which they end.
         always: some of them, fewer than ``chunks_min``.
-        is_readable: whether a chunk is readable in the host tier.
+        readable: those of them that are readable in the host tier.
         chunks_min: smallest number of chunks that is worth a job.
         chunks_max: largest number of chunks that can be gathered at once.
     """
     chosen = set(always)
-    missing: list[Key] = []
-    for key in wanted:
-        if len(chosen) >= chunks_max:
-            break
-        if key not in chosen:
-            if is_readable(key):
-                chosen.add(key)
-            elif len(missing) < chunks_min:
-                missing.append(key)
-    chosen.update(missing[: max(0, chunks_min - len(chosen))])
+    if readable:
+        present = [key for key in wanted if key in readable and key not in always]
+        chosen.update(present[: max(0, chunks_max - len(chosen))])
+    missing = (key for key in wanted if key not in chosen)
+    chosen.update(list(islice(missing, max(0, chunks_min - len(chosen)))))
     return tuple([key for key in wanted if key in chosen])

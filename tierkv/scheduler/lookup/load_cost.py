@@ -9,13 +9,14 @@ from tierkv.types.keys import Key
 
 
 class PendingRead(NamedTuple):
-    """Read of one chunk of a hit from a lower tier."""
+    """Read of a chunk of a hit, or of some that follow each other, from a lower tier."""
 
     start: int
-    """First token of the chunk."""
+    """First token of the first chunk."""
     tier: int
     num_bytes: int
     key: Key
+    """Of the first chunk."""
 
 
 class ReadCost(NamedTuple):

@@ -6,9 +6,11 @@ result is never longer than the hit, and always a hit that the search found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.limits import SchedulerLimits
@@ -16,13 +18,20 @@ from tierkv.scheduler.lookup.load_cost import PendingRead, ReadCost, best_load_t
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.lookup.search import NO_HIT, Hit
 from tierkv.scheduler.requests.record import RequestRecord
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.keys import Key
 
 BENEFIT = 1.25
 """Hysteresis factor against answers that alternate between two nearly equal choices.
 
 A tier in use is left out when it is expected to be this factor slower than prefill. A tier that was left out is used
 again when it is this factor faster.
+"""
+
+PIECES_MAX = 256
+"""Pieces into which the missing chunks of a group are divided at most: the reads of a tier in one piece are one read.
+
+A cut is made where such a read starts. So of more chunks than this, a cut is at most one piece from the best one.
 """
 
 
@@ -51,6 +60,16 @@ class LoadOrRecompute:
         self._prefill = prefill
         self._left_out: set[int] = set()
 
+    def context_for_reading(self, ctx: RequestContext) -> RequestContext:
+        """Context of a request that may not load from tiers which are slower than computing."""
+        rate = self._prefill.tokens_per_s
+        if rate is None or not self._limits.weighs_recompute:
+            return ctx
+        bytes_per_s = rate * sum(group.payload_bytes / group.chunk_tokens for group in self._geometry.groups)
+        slow = {index for index, cost in self._costs().items() if cost.s_per_byte * bytes_per_s > 1} | self._left_out
+        names = frozenset(tier.name for tier in self._manager.tiers if tier.index in slow)
+        return self._manager.read_costs.context_without(ctx, names) if names else ctx
+
     def choose_hit(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
         """Hit of the search, shortened to the part to load.
 
@@ -59,12 +78,11 @@ class LoadOrRecompute:
             computed_tokens: C.
             search: searches for the request's hit.
         """
-        known = self._manager.found_below
         hit = search(record.hit_end_max)
         if hit.deferred:
             return hit
         shorter = hit
-        if self._limits.weighs_recompute and self._manager.found_below != known:  # otherwise nothing would be read
+        if self._limits.weighs_recompute and record.lookup.found_below:  # otherwise nothing would be read
             shorter = self._shorten(record, computed_tokens, hit, search)
             if shorter.deferred:
                 return shorter
@@ -125,19 +143,39 @@ class LoadOrRecompute:
         return costs
 
     def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
-        """Chunks of a hit that would have to be read from lower tiers, in the order of their start."""
+        """Reads from lower tiers that a hit needs, in the order of their start: at most one per tier and piece."""
         reads: list[PendingRead] = []
         for index, group in zip(self._geometry.lookup_order, record.search_groups, strict=True):
             num_bytes = self._geometry.groups[index].payload_bytes
             needs = group.needs(computed_tokens, computed_tokens + tokens)
             resident = self._manager.resident_prefix(group.keys, needs.start, needs.stop) if needs else 0
-            for i in needs[resident:]:
-                tier = self._manager.read_costs.source_of(group.keys[i], record.ctx)
-                if tier is not None:
-                    reads.append(PendingRead(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
-        if len(record.search_groups) > 1:
-            reads.sort(key=lambda read: read.start)
+            missing = needs[resident:]
+            keys = group.keys[missing.start : missing.stop]
+            for i, tier, count in self._pieces(keys, record.ctx):
+                start = (missing.start + i) * group.chunk_tokens
+                reads.append(PendingRead(start, tier, count * num_bytes, keys[i]))
+        reads.sort(key=lambda read: read.start)
         return reads
+
+    def _pieces(self, keys: Sequence[Key], ctx: RequestContext) -> Iterator[tuple[int, int, int]]:
+        """Index of the first chunk, tier and number of chunks of each read.
+
+        A piece that begins in the same tier as the next one is taken to be in that tier as a whole.
+        """
+        sources_of, step = self._manager.read_costs.sources_of, max(1, cdiv(len(keys), PIECES_MAX))
+        begins = sources_of([*keys[::step], *keys[-1:]], ctx)
+        for number, first in enumerate(range(0, len(keys), step)):
+            piece = keys[first : first + step]
+            alike = begins[number] == begins[number + 1] or len(piece) == 1
+            begin = begins[number]
+            if alike:
+                if begin is not None:
+                    yield first, begin, len(piece)
+                continue
+            sources = sources_of(piece, ctx)
+            for tier, count in Counter(sources).items():
+                if tier is not None:
+                    yield first + sources.index(tier), tier, count
 
     def _note_choice(self, record: RequestRecord, whole: list[PendingRead], used: list[PendingRead], end: int) -> None:
         """Note which tiers are used and which is left out; have that one measured again at times."""

@@ -1,10 +1,14 @@
-"""Open lookups: search, gather, then offer, within a deadline (decision 4).
+"""Open lookups: search, gather, then offer (decision 4).
 
 A hit longer than what can be gathered at once is offered whole as soon as its first segment is gathered. Its load then
 streams (:mod:`tierkv.scheduler.load.loads`).
 
 Each call settles the question, or leaves the request ASKING or GATHERING and answers None (:meth:`Lookups._defer`). A
-repeated question costs O(1) while nothing has changed.
+repeated question costs O(1) while nothing has changed, and each call a bounded number of key operations.
+
+A lookup is *late* when an operation that it waits for has made no progress for the deadline: its own, or one of those
+ahead of it. Then the answer is what is held. The time in which the engine asks nothing does not count, and neither does
+a queue that moves.
 """
 
 from __future__ import annotations
@@ -12,14 +16,19 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Set as AbstractSet
 from functools import partial
+from itertools import chain
 
 from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.passages.passage import Passage
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
+from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
+from tierkv.scheduler.lookup.open_lookup import OpenLookup
+from tierkv.scheduler.lookup.questions import Questions
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
+from tierkv.scheduler.requests.observations import arrival_of
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.keys import Key
@@ -33,10 +42,10 @@ class Lookups:
 
     Args:
         manager: answers existence, and gathers chunks.
-        deadline_s: a lookup is answered at the latest this long after it was first asked.
+        deadline_s: seconds without progress after which a lookup is late.
         counters: for metrics.
         choice: shortens hits that are slower to load than to compute.
-        waits_for_loads: a request that wants chunks which another one is loading waits for that load (S49, S51).
+        loads: loads of all requests, in flight.
     """
 
     def __init__(
@@ -45,37 +54,23 @@ class Lookups:
         deadline_s: float,
         counters: CoreCounters,
         choice: LoadOrRecompute,
-        *,
-        waits_for_loads: bool,
+        loads: LoadsInFlight,
     ) -> None:
-        self.now_s = 0.0
+        self.now_s = self._asked_s = 0.0  # the latter: time of the latest question about any request
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
         self._choice = choice
-        self._waits_for_loads = waits_for_loads
+        self._loads = loads
+        self._share = manager.budget.share()
+        # By id, the one that was asked least recently first.
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._loading: Counter[Key] = Counter()
-
-    # -- loads of other requests -------------------------------------------------------------------------------------
-
-    def loading_started(self, keys: tuple[Key, ...]) -> None:
-        """Defer other requests that want these chunks: they will find them on the GPU (S49)."""
-        if self._waits_for_loads:
-            self._loading.update(keys)
-
-    def loading_ended(self, keys: tuple[Key, ...]) -> None:
-        """Undo :meth:`loading_started`."""
-        loading = self._loading
-        for key in keys:
-            count = loading.pop(key, 0)  # a reset may have ended them all
-            if count > 1:
-                loading[key] = count - 1
+        self._to_reopen: OrderedDict[str, RequestRecord] = OrderedDict()  # open when the cache was reset
 
     @property
     def open_ids(self) -> AbstractSet[str]:
         """Ids of requests whose lookup is open."""
-        return self._open.keys()
+        return self._open.keys() | self._to_reopen.keys()
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
@@ -83,88 +78,140 @@ class Lookups:
         """Tokens beyond ``computed_tokens`` that can be loaded; None: ask again in the next step.
 
         The open lookup is reused if the question is the same: OFFERED repeats its answer; GATHERING is answered when
-        its reservation is ready; ASKING is searched again only after a tier has answered something.
+        its passage is ready; ASKING is searched again only after a tier has answered something.
         """
         question = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
+        self.refresh(record)
         lookup = record.lookup
-        lookup.last_asked_s = self.now_s
+        lookup.previous_asked_s, lookup.last_asked_s = lookup.last_asked_s, self.now_s
+        self._asked_s = self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
         new_question = record.state is RequestState.OFFERED and lookup.question != question
-        if lookup.first_asked_s is None or new_question:
-            lookup.first_asked_s = self.now_s
-        expired = self.now_s - lookup.first_asked_s >= self._deadline_s
+        if lookup.since_s is None or new_question:
+            lookup.since_s = self.now_s
+        late = self._is_late(record)
         if lookup.question == question:
             if record.state is RequestState.OFFERED:
                 return lookup.hit_tokens
-            fits = len(lookup.gathered) <= self._manager.reserved_chunks_max  # shrinks while a load streams
-            if record.state is RequestState.GATHERING and not expired and fits:
-                ctx = record.ctx
-                reservation = self._manager.reservations.reserve(ctx.request_id, lookup.gathered, ctx.hints)
-                if not reservation.failed:
-                    if not reservation.ready or self._is_being_loaded(lookup.wanted):
+            fits = len(lookup.gathered) <= self._manager.passages.hold_chunks_max  # shrinks while a load streams
+            gathers, held = record.state is RequestState.GATHERING, self._manager.passages.get(record.ctx.request_id)
+            if gathers and held is not None and held.failed:  # a step has lost a chunk; a paused search goes on
+                lookup.search_anew(self.now_s)
+            elif gathers and not late and fits:
+                passage = self._reserve(record)
+                if passage.failed:
+                    lookup.search_anew(self.now_s)
+                else:
+                    if not passage.ready or self._loads.has_any(lookup.wanted):
                         return self._defer(record, None)
-                    if not lookup.will_stream:  # chunks of a stream that are not held are looked up again
-                        return self._offer(record, lookup.hit_tokens, expired=False)
-            elif record.state is RequestState.ASKING and not expired and self._is_still_open(record):
+                    if not lookup.will_stream:
+                        return self._offer(record, lookup.hit_tokens, late=False)
+                    lookup.verify()
+            elif record.state is RequestState.ASKING and not late and self._is_still_open(record):
                 return self._defer(record, None)
+        else:
+            lookup.forget_found()
+        self._note_tier_answered(record)
         lookup.question, lookup.searched_version = question, self._manager.version
-        lookup.may_stream = not expired and self._may_stream(record)
-        return self._resolve(record, computed_tokens, expired=expired)
+        return self._resolve(record, computed_tokens, late=late)
 
-    def _resolve(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> int | None:
+    def _resolve(self, record: RequestRecord, computed_tokens: int, *, late: bool) -> int | None:
         """Search, reserve and answer; None if a tier must answer first, or if wanted chunks are in flight."""
         lookup = record.lookup
-        # A wanted chunk can be lost while it is gathered. Then the search is repeated; each time the manager knows of
-        # one chunk less. Two rounds per step keep the step short.
+        # A wanted chunk can be lost while it is gathered. Then the search is repeated, twice at most in a step.
         for _ in range(2):
-            search = partial(self._search, record, computed_tokens, expired=expired)
+            lookup.begin_search(self._manager.budget.step)
+            search = partial(self._search, record, computed_tokens, late=late)
             hit = self._choice.choose_hit(record, computed_tokens, search)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
-                return self._miss(record, expired=expired)
+                return self._miss(record, late=late)
             wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
             lookup.wanted, lookup.hit_tokens = wanted, hit.tokens
             lookup.gathered = self._to_gather(record, computed_tokens)
-            reservation = self._manager.reservations.reserve(record.ctx.request_id, lookup.gathered, record.ctx.hints)
-            if reservation.ready and (expired or not self._is_being_loaded(wanted)):
-                return self._offer(record, hit.tokens, expired=expired)
-            if expired:
-                return self._offer_held_part(record, computed_tokens, hit.tokens, reservation)
-            if not reservation.failed:
+            passage = self._reserve(record)
+            if passage.ready and (late or not self._loads.has_any(wanted)):
+                if lookup.is_outdated(self._manager.budget.step):
+                    lookup.verify()
+                    continue
+                return self._offer(record, hit.tokens, late=late)
+            if late:
+                return self._offer_held_part(record, computed_tokens, hit.tokens, passage)
+            if not passage.failed:
                 break
+            lookup.search_anew(self.now_s)
         return self._defer(record, RequestEvent.WANTED)
 
+    def _reserve(self, record: RequestRecord) -> Passage:
+        """Gather what the open lookup wants before its answer."""
+        ctx = record.ctx
+        asked_s = self.now_s if record.lookup.since_s is None else record.lookup.since_s
+        return self._manager.passages.reserve(ctx.request_id, record.lookup.gathered, ctx.hints, asked_s)
+
     def _is_still_open(self, record: RequestRecord) -> bool:
-        """Whether nothing has happened since the last search that could change its result."""
+        """Whether another search could find nothing new now.
+
+        Nothing has happened since the last one; or that one stopped at the budget of its step, and no budget is left.
+        """
         lookup = record.lookup
-        return lookup.searched_version == self._manager.version and lookup.may_stream == self._may_stream(record)
+        if lookup.paused:
+            return not self._share.left
+        return lookup.searched_version == self._manager.version
+
+    def _is_late(self, record: RequestRecord) -> bool:
+        """Whether the lookup is late. One that was given up stays late until a tier answers something."""
+        lookup, manager = record.lookup, self._manager
+        if lookup.late_s is not None:
+            if manager.step.answered_s <= lookup.late_s:
+                return True
+            lookup.late_s, lookup.since_s = None, self.now_s
+        if record.state is RequestState.ASKING:
+            asked_s = lookup.asked_tier_s
+            is_silent = asked_s is not None and manager.step.probed_s < asked_s
+            return is_silent and self.now_s - (asked_s or 0.0) >= self._deadline_s
+        if record.state is not RequestState.GATHERING:
+            return False
+        passage = manager.passages.get(record.ctx.request_id)
+        if passage is not None and passage.ready:
+            return self._is_load_late(lookup)
+        return manager.passages.is_late(record.ctx.request_id, self._deadline_s)
+
+    def _is_load_late(self, lookup: OpenLookup) -> bool:
+        """Whether the load of another request that the lookup waits for has made no progress for the deadline.
+
+        Only the engine reports progress. So the time between two questions counts for a quarter of the deadline at
+        most: a silent engine makes no load late.
+        """
+        moved_s = self._loads.moved_s(lookup.wanted)
+        if moved_s is None or moved_s != lookup.load_moved_s:
+            lookup.load_moved_s, lookup.load_waited_s = moved_s, 0.0
+            return False
+        lookup.load_waited_s += min(self.now_s - lookup.previous_asked_s, self._deadline_s / 4)
+        return lookup.load_waited_s >= self._deadline_s
 
     def _may_stream(self, record: RequestRecord) -> bool:
         """Whether the request may be offered more than can be gathered at once.
 
-        Not if its windows leave no room for other chunks. Not if half of its deadline has passed while the length of
-        the whole hit is still unknown: then there is time only for the part that can be gathered.
+        Not if its windows leave no room for other chunks.
         """
-        if window_chunks_max(record.search_groups) >= self._manager.streams.chunks_max:
-            return False
-        since_s = record.lookup.first_asked_s
-        waited_s = 0.0 if since_s is None else self.now_s - since_s
-        return 2 * waited_s < self._deadline_s
+        return window_chunks_max(record.search_groups) < self._manager.passages.account.copy_chunks_min
 
     def _to_gather(self, record: RequestRecord, computed_tokens: int) -> tuple[Key, ...]:
         """Wanted chunks to gather before the answer: all of them, or the first segment of a longer hit."""
-        lookup, chunks_max = record.lookup, self._manager.reserved_chunks_max
-        if len(lookup.wanted) <= chunks_max:
+        lookup, passages = record.lookup, self._manager.passages
+        if len(lookup.wanted) <= passages.hold_chunks_max:
             return lookup.wanted
-        streams = self._manager.streams
         always = window_keys(record.search_groups, computed_tokens, lookup.hit_tokens)
-        return first_segment(lookup.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
+        chunks_min = passages.account.copy_chunks_min
+        return first_segment(
+            lookup.wanted, always, passages.readable(lookup.wanted), chunks_min, passages.hold_chunks_max
+        )
 
     def sources(self, record: RequestRecord) -> Counter[str]:
         """Number of chunks per tier of the hit that was just answered."""
-        sources = self._manager.reservations.count_sources(record.ctx.request_id)
+        sources = self._manager.passages.count_sources(record.ctx.request_id)
         lookup = record.lookup
         if lookup.will_stream:
             gathered = set(lookup.gathered)
@@ -174,6 +221,14 @@ class Lookups:
                     sources[HOST if tier is None else self._manager.tiers[tier].name] += 1
         return sources
 
+    def report_arrival(self, record: RequestRecord, tokens: int) -> None:
+        """Report a request to policies with its first answer: ``tokens`` beyond the computed ones."""
+        record.has_arrived = True
+        self._counters.tokens_local += record.computed_tokens
+        if self._manager.wants_observations:
+            record.arrival = arrival_of(record, tokens, self.sources(record), self.now_s)
+            self._manager.observe_request(record.arrival)
+
     def _search(
         self,
         record: RequestRecord,
@@ -181,37 +236,43 @@ class Lookups:
         tokens_max: int,
         without: frozenset[str] = frozenset(),
         *,
-        expired: bool,
+        late: bool,
     ) -> Hit:
         """Search for the hit, up to the end ``tokens_max``, as if the tiers ``without`` had nothing.
 
-        If the load cannot stream, the end is also limited to what can be gathered at once. After the deadline only
-        chunks readable in the host tier count, and no tier is asked.
+        If the load cannot stream, the end is also limited to what can be gathered at once. If it is late, only chunks
+        readable in the host tier count, and no tier is asked.
         """
         cap = tokens_max
-        if not record.lookup.may_stream:
-            chunks_max = self._manager.reserved_chunks_max
+        if late or not self._may_stream(record):
+            chunks_max = self._manager.passages.hold_chunks_max
             cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
             cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
-        ctx = self._manager.read_costs.context_without(record.ctx, without) if without else record.ctx
-        return self._longest_hit(record, ctx, computed_tokens, cap, expired=expired)
+        asked_s = self.now_s if record.lookup.since_s is None else record.lookup.since_s
+        ctx = record.ctx.asked_at(asked_s)
+        if without:
+            ctx = self._manager.read_costs.context_without(ctx, without)
+        return self._longest_hit(record, ctx, computed_tokens, cap, late=late)
 
     def _longest_hit(
-        self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, expired: bool
+        self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, late: bool
     ) -> Hit:
         """Longest hit that ends at ``tokens_max`` or before; windows of a shorter one need other chunks."""
-        resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
+        groups, manager = record.search_groups, self._manager
+        if late:
+            resident = partial(manager.resident_prefix, ctx=ctx)
 
-        def readable(key: Key) -> LookupResult:
-            """Look up a chunk in the host tier only."""
-            return LookupResult.HIT if resident_prefix((key,), 0, 1) else LookupResult.MISS
+            def readable(key: Key) -> LookupResult:
+                """Look up a chunk in the host tier only."""
+                return LookupResult.HIT if resident((key,), 0, 1) else LookupResult.MISS
 
-        lookup = readable if expired else partial(self._manager.lookup, ctx=ctx)
-        return find_hit(record.search_groups, computed_tokens, tokens_max, lookup, resident_prefix)
-
-    def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
-        return bool(self._loading) and not self._loading.keys().isdisjoint(wanted)
+            return find_hit(groups, computed_tokens, tokens_max, readable, resident)
+        questions = Questions(manager, record.lookup, ctx, self._share)
+        hit = find_hit(groups, computed_tokens, tokens_max, questions.presence, questions.present_prefix)
+        if not record.lookup.paused:
+            record.lookup.seen = {}
+        return hit
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -220,81 +281,117 @@ class Lookups:
 
         event: the reason, if the state changes. UNKNOWN: a tier must answer first. WANTED: chunks are in flight.
         """
-        if event is RequestEvent.UNKNOWN:
-            self._manager.reservations.release(record.ctx.request_id)
+        if event is RequestEvent.UNKNOWN and not record.lookup.paused:
+            self._release_passage(record)
+            if record.lookup.asked_tier_s is None:
+                record.lookup.asked_tier_s = self.now_s
         if event is not None:
             record.apply(event)
         self._counters.deferrals += 1
         return None
 
-    def _miss(self, record: RequestRecord, *, expired: bool) -> int:
-        self._count_deadline(record, expired=expired)
+    def _miss(self, record: RequestRecord, *, late: bool) -> int:
+        self._count_deadline(record, late=late)
         record.note_hit(record.computed_tokens)
-        # After its deadline a request is not deferred again until it runs (S47).
-        self._release_chunks(record, keeps_time=expired)
+        self._release_chunks(record)
+        record.lookup.late_s = self.now_s if late else None
         record.apply(RequestEvent.MISSED)
         return 0
 
-    def _offer(self, record: RequestRecord, tokens: int, *, expired: bool) -> int:
-        self._count_deadline(record, expired=expired)
+    def _offer(self, record: RequestRecord, tokens: int, *, late: bool) -> int:
+        self._count_deadline(record, late=late)
         record.apply(RequestEvent.ANSWERED)
+        self._manager.passages.promise(record.ctx.request_id)
         record.lookup.hit_tokens = tokens
         record.note_hit(record.computed_tokens + tokens)
         return tokens
 
-    def _count_deadline(self, record: RequestRecord, *, expired: bool) -> None:
-        self._counters.deadlines_expired += expired and record.state in _DEFERRED
+    def _count_deadline(self, record: RequestRecord, *, late: bool) -> None:
+        self._counters.deadlines_expired += late and record.state in _DEFERRED
 
-    def _offer_held_part(
-        self, record: RequestRecord, computed_tokens: int, tokens: int, reservation: Reservation
-    ) -> int:
-        """Offer the readable chunks that the reservation holds: the deadline has passed."""
-        granted = reservation.granted_ready()
+    def _offer_held_part(self, record: RequestRecord, computed_tokens: int, tokens: int, passage: Passage) -> int:
+        """Offer the readable chunks that the passage holds: the lookup is late."""
+        granted = passage.granted_ready()
 
         def held(key: Key) -> LookupResult:
             return LookupResult.HIT if key in granted else LookupResult.MISS
 
         hit = find_hit(record.search_groups, computed_tokens, computed_tokens + tokens, held)
         if not hit.tokens:
-            return self._miss(record, expired=True)
+            return self._miss(record, late=True)
         wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
         record.lookup.wanted = record.lookup.gathered = wanted
-        self._manager.reservations.shrink(record.ctx.request_id, wanted)
-        return self._offer(record, hit.tokens, expired=True)
+        self._manager.passages.shrink(record.ctx.request_id, wanted)
+        return self._offer(record, hit.tokens, late=True)
+
+    # -- time spent waiting for tiers --------------------------------------------------------------------------------
+
+    def _note_tier_answered(self, record: RequestRecord) -> None:
+        """Count the time for which a tier was asked: until its latest answer, or until now if there was none."""
+        lookup = record.lookup
+        if lookup.asked_tier_s is not None:
+            answered_s = self._manager.step.probed_s
+            ended_s = answered_s if answered_s >= lookup.asked_tier_s else self.now_s
+            lookup.tier_s += ended_s - lookup.asked_tier_s
+            lookup.asked_tier_s = None
+
+    def take_tier_s(self, record: RequestRecord) -> float:
+        """Seconds since the previous call in which a tier was asked, or chunks were read, for the request."""
+        self._note_tier_answered(record)
+        lookup = record.lookup
+        taken = lookup.tier_s + self._manager.passages.take_reading_s(record.ctx.request_id)
+        lookup.tier_s = 0.0
+        return taken
+
+    # -- ends --------------------------------------------------------------------------------------------------------
 
     def close_lookup(self, record: RequestRecord) -> None:
         """End the lookup (allocated, missed, lapsed or finished). Releases no chunks."""
         self._open.pop(record.ctx.request_id, None)
+        self._to_reopen.pop(record.ctx.request_id, None)
+        record.lookup.late_s = None
         record.lookup.close()
 
-    def _release_chunks(self, record: RequestRecord, *, keeps_time: bool) -> None:
-        """Release the request's chunks and close its lookup.
+    def _release_passage(self, record: RequestRecord) -> None:
+        request_id = record.ctx.request_id
+        record.lookup.tier_s += self._manager.passages.take_reading_s(request_id)
+        self._manager.passages.release(request_id)
 
-        keeps_time: the next question shares the deadline of this one.
-        """
-        since_s = record.lookup.first_asked_s if keeps_time else None
-        self._manager.reservations.release(record.ctx.request_id)
+    def _release_chunks(self, record: RequestRecord) -> None:
+        """Release the request's chunks and close its lookup."""
+        self._note_tier_answered(record)
+        self._release_passage(record)
         self.close_lookup(record)
-        record.lookup.first_asked_s = since_s
 
     def begin_step(self, now_s: float) -> None:
-        """Set the time of this step, and release lookups that the engine has not repeated within the deadline.
+        """Set the time, and reopen lookups that a reset ended, within the budget.
 
-        A deferred one keeps its deadline, so that a rarely repeated question is still answered.
+        While slots are short, a lookup that the engine has not repeated gives up the chunks that it holds, once the
+        engine has asked about others for the deadline. Nothing is lost: the chunks stay in the host tier until others
+        need the slots, and the request may ask again.
         """
         self.now_s = now_s
-        while self._open:
+        while self._to_reopen and self._share.take(1):
+            self._lapse(next(iter(self._to_reopen.values())))
+        while self._open and self._manager.passages.is_short:
             record = next(iter(self._open.values()))
-            if now_s - record.lookup.last_asked_s < self._deadline_s:
-                return
-            deferred = record.state in _DEFERRED
-            self._counters.deadlines_expired += deferred
-            self._release_chunks(record, keeps_time=deferred)
-            record.apply(RequestEvent.LAPSED)
+            if self._asked_s - record.lookup.last_asked_s < self._deadline_s or not self._share.take(1):
+                return  # a look takes nothing: a small share is for the questions of this step
+            self._lapse(record)
+
+    def refresh(self, record: RequestRecord) -> None:
+        """End the lookup of the request if the cache was reset since it was asked."""
+        if record.ctx.request_id in self._to_reopen:
+            self._lapse(record)
+
+    def _lapse(self, record: RequestRecord) -> None:
+        self._release_chunks(record)
+        record.apply(RequestEvent.LAPSED)
 
     def reset(self) -> None:
-        """Reopen every lookup after a reset of the cache. Deferred ones keep their deadline."""
-        self._loading.clear()
-        for record in list(self._open.values()):
-            self._release_chunks(record, keeps_time=record.state in _DEFERRED)
-            record.apply(RequestEvent.LAPSED)
+        """Reopen every lookup after a reset of the cache; later steps do it for most of them."""
+        self._loads.clear()
+        if self._to_reopen:
+            self._open = OrderedDict(chain(self._to_reopen.items(), self._open.items()))
+        self._to_reopen = self._open
+        self._open = OrderedDict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
 
 
 class OpenLookup:
@@ -10,31 +11,56 @@ class OpenLookup:
 
     Attributes:
         question: computed tokens, end and numbers of keys that the lookup is about; None: not open.
-        first_asked_s: time of the first question, from which the deadline counts; None: no question.
+        since_s: time of the first question, on the stack's clock; None: no question.
         last_asked_s: time of the latest question.
-        may_stream: whether the hit may be longer than what can be gathered at once.
+        previous_asked_s: time of the question before it.
+        load_moved_s: latest progress of the load of another request that it waits for; None: it waits for none.
+        load_waited_s: seconds for which that load has made no progress.
+        late_s: time at which it was given up as late; None: not late. It is repeated afresh once a tier answers.
+        known: answers of shared tiers to this lookup, by chunk; RETRY while there is none yet.
+        seen: by allowed tiers, answers of a search that stopped at the budget of its step, for the search that
+            continues it.
+        reached: by first chunk of a group's search and by allowed tiers, number of chunks found in a row from there on.
+        found_below: whether a chunk of the hit would have to be read.
+        began: step in which the search began whose findings are kept; None: nothing is kept.
+        verifies: whether that search repeats one that waited for a tier.
+        paused: the latest search stopped at the budget of its step.
         searched_version: version of the manager's knowledge at the latest search.
         shortened_question: latest question whose hit was shortened, so that it is counted once.
         hit_tokens: tokens of the hit beyond the computed ones.
         wanted: chunks of the hit.
         gathered: the wanted chunks that are gathered before the answer.
+        asked_tier_s: time since when a tier is being asked; None: none is.
+        tier_s: seconds spent waiting for tiers that no account has counted yet.
     """
 
     __slots__ = (
-        "first_asked_s", "gathered", "hit_tokens", "last_asked_s", "may_stream", "question", "searched_version",
-        "shortened_question", "wanted",
+        "asked_tier_s", "began", "found_below", "gathered", "hit_tokens", "known", "last_asked_s", "late_s",
+        "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "question", "reached", "searched_version",
+        "seen", "shortened_question", "since_s", "tier_s", "verifies", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.question: tuple[int, ...] | None = None
-        self.first_asked_s: float | None = None
-        self.last_asked_s = 0.0
-        self.may_stream = False
+        self.since_s: float | None = None
+        self.last_asked_s = self.previous_asked_s = 0.0
+        self.load_moved_s: float | None = None
+        self.load_waited_s = 0.0
+        self.late_s: float | None = None
+        self.known: dict[Key, LookupResult] = {}
+        self.reached: dict[tuple[Key, frozenset[str] | None], int] = {}
+        self.seen: dict[frozenset[str] | None, dict[Key, LookupResult]] = {}
+        self.found_below = False
+        self.began: int | None = None
+        self.verifies = False
+        self.paused = False
         self.searched_version = -1
         self.shortened_question: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
         self.gathered: tuple[Key, ...] = ()
+        self.asked_tier_s: float | None = None
+        self.tier_s = 0.0
 
     @property
     def will_stream(self) -> bool:
@@ -43,7 +69,38 @@ class OpenLookup:
 
     def close(self) -> None:
         """Forget question and result."""
-        self.first_asked_s = None
+        self.since_s = None
         self.question = None
+        self.paused = False
+        self.forget_found()
         self.hit_tokens = 0
         self.wanted = self.gathered = ()
+
+    def forget_found(self) -> None:
+        """Search from the start again: the question has changed, or a chunk was or may be lost."""
+        self.known = {}
+        self.reached = {}
+        self.seen = {}
+        self.found_below = False
+        self.began = None
+        self.verifies = False
+
+    def begin_search(self, step: int) -> None:
+        """Begin a search, or continue one with what it has found."""
+        self.paused = False
+        if self.began is None:
+            self.began = step
+
+    def search_anew(self, now_s: float) -> None:
+        """Search from the start: a chunk that was found is gone. Only later answers of shared tiers count."""
+        self.forget_found()
+        self.since_s = now_s
+
+    def verify(self) -> None:
+        """Search again, once: chunks of a stream that are not held may have been lost since they were found."""
+        self.forget_found()
+        self.verifies = True
+
+    def is_outdated(self, step: int) -> bool:
+        """Whether the hit would stream, was found in part before this step, and was not verified."""
+        return self.will_stream and not self.verifies and self.began is not None and self.began < step

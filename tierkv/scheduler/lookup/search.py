@@ -24,8 +24,8 @@ from tierkv.types.lookup import LookupResult
 
 _MISS, _RETRY = LookupResult.MISS, LookupResult.RETRY
 
-Lookup = Callable[[Key], LookupResult]
-"""Key -> presence of the chunk."""
+Lookup = Callable[[Key], LookupResult | None]
+"""Key -> presence of the chunk; None: not looked up, because the step's budget is used up. A later search continues."""
 
 ResidentPrefix = Callable[[Sequence[Key], int, int], int]
 """(keys, start, stop) -> number of chunks from ``start`` that are known to be readable; a shortcut for ``Lookup``."""
@@ -161,8 +161,10 @@ class _PrefixWalk:
             answer = lookup(keys[i])
             if answer is _MISS:
                 return i
-            if answer is _RETRY and self._unknown is None:
+            if (answer is _RETRY or answer is None) and self._unknown is None:
                 self._unknown = i
+            if answer is None:
+                break
         return stop
 
     def is_unknown(self, end: int) -> bool:
@@ -222,7 +224,7 @@ class _WindowWalk:
             if answer is _MISS:
                 self._low = low
                 return low
-            if answer is _RETRY:
+            if answer is _RETRY or answer is None:
                 self._unknown.append(low)
         self._low = low
         return None
@@ -238,13 +240,15 @@ class _WindowWalk:
         while sure < self._window and low > self._first:  # down to a whole window without unknown chunks
             low -= 1
             answer = lookup(keys[low])
+            if answer is None:
+                return
             sure = 0 if answer is _MISS or answer is _RETRY else sure + 1
 
 
 def tokens_covered(groups: Sequence[SearchGroup], computed_tokens: int, tokens_max: int, chunks_max: int) -> int:
     """Largest C + H up to ``tokens_max`` whose hit needs at most ``chunks_max`` chunks over all groups.
 
-    In whole largest chunks, unless everything fits. A shorter hit never needs more chunks than a longer one.
+    A shorter hit never needs more chunks than a longer one.
     """
 
     def needed(end: int) -> int:
@@ -253,10 +257,7 @@ def tokens_covered(groups: Sequence[SearchGroup], computed_tokens: int, tokens_m
     end = min(tokens_max, *(len(group.keys) * group.chunk_tokens for group in groups))
     if needed(end) <= chunks_max:
         return end
-    step = max(group.chunk_tokens for group in groups)
-    steps = range(computed_tokens // step + 1, end // step + 1)
-    fitting = bisect_right(steps, chunks_max, key=lambda count: needed(count * step))
-    return steps[fitting - 1] * step if fitting else computed_tokens
+    return computed_tokens + bisect_right(range(computed_tokens + 1, end + 1), chunks_max, key=needed)
 
 
 def wanted_keys(groups: Sequence[SearchGroup], computed_tokens: int, tokens: int) -> tuple[Key, ...]:

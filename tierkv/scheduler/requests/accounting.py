@@ -63,18 +63,25 @@ class Accounting:
         if stats.deferred_since_s is None:
             stats.deferred_since_s = now_s
 
-    def note_answered(self, stats: RequestStats, now_s: float) -> None:
-        """End the time of deferral: the lookup was answered, or is no longer open."""
+    def note_answered(self, stats: RequestStats, now_s: float, tier_s: float) -> None:
+        """End the time of deferral: the lookup was answered, or is no longer open.
+
+        tier_s: seconds of it in which a tier was asked, or read.
+        """
         if stats.deferred_since_s is not None:
             waited_s = now_s - stats.deferred_since_s
+            tier_s = min(tier_s, waited_s)
             stats.deferred_s += waited_s
+            stats.deferred_tier_s += tier_s
             stats.deferred_since_s = None
-            self._counters.deferred_ms += round(waited_s * 1000)
+            self._counters.deferred_tier_ms += round(tier_s * 1000)
+            self._counters.deferred_queue_ms += round((waited_s - tier_s) * 1000)
 
     def note_load(self, stats: RequestStats, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """Count a load of the tokens from ``start`` to ``end`` that begins."""
         if len(set(sources)) == 1:  # one tier, mostly the host: the tokens need not be split by chunk
-            self._note_tokens(stats, plan.chunk_groups, {sources[0]: end - start}, sources)
+            by_group = {(group, sources[0]): plan.chunk_groups.count(group) for group in set(plan.chunk_groups)}
+            self._note_tokens(stats, {sources[0]: end - start}, by_group)
         else:
             self.note_chunks(stats, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
 
@@ -89,18 +96,19 @@ class Accounting:
             tokens: of each chunk, the tokens that it represents.
             sources: of each chunk, its tier.
         """
-        self._note_tokens(stats, groups, tokens_by_tier(tokens, sources), sources)
+        self._note_tokens(stats, tokens_by_tier(tokens, sources), Counter(zip(groups, sources, strict=True)))
 
     def _note_tokens(
-        self, stats: RequestStats, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]
+        self, stats: RequestStats, tokens: Mapping[str, int], chunks: Mapping[tuple[int, str], int]
     ) -> None:
-        """tokens: per tier."""
+        """tokens: per tier. chunks: number of them by group and tier."""
         for source, count in tokens.items():
-            stats.loaded_tokens[source] += count
+            stats.loaded_tokens[source] = stats.loaded_tokens.get(source, 0) + count
             self._counters.tokens_loaded[source] += count
-        for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
-            self._counters.chunks_hit[source] += chunks
-            stats.loaded_bytes[source] += chunks * self._geometry.groups[group].payload_bytes
+        for (group, source), count in chunks.items():
+            self._counters.chunks_hit[source] += count
+            size = count * self._geometry.groups[group].payload_bytes
+            stats.loaded_bytes[source] = stats.loaded_bytes.get(source, 0) + size
 
     def note_stored(self, job: TransferJob, failed: AbstractSet[Key]) -> None:
         """Count the chunks of a store that has ended."""

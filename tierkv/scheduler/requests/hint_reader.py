@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from tierkv.metrics.counters import CoreCounters
-from tierkv.types.hints import RequestHints, parse_hints
+from tierkv.types.hints import NO_HINTS, RequestHints, parse_hints
 
 WARNINGS_MAX = 200
 """Different faults that are logged. Names of keys come from users, so the number must be bounded."""
@@ -30,6 +30,8 @@ class HintReader:
 
     def read_hints(self, request_id: str, params: object) -> RequestHints:
         """Hints in a request's ``kv_transfer_params``; unusable ones get their defaults."""
+        if params is None:
+            return NO_HINTS
         hints, faults = parse_hints(params, self._tiers())
         self._counters.hints_ignored += len(faults)
         for fault in faults:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,9 @@ from tierkv.types.keys import Key, make_keys, make_scope
 from tierkv.types.observation import RequestObservation
 from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 
+KEYS_MADE_MAX = 16_384
+"""Keys that one question about a request makes. A prompt that has more is answered in a later step."""
+
 
 class RequestStats:
     """Running totals, as in :class:`~tierkv.types.account.RequestAccount`.
@@ -28,18 +30,19 @@ class RequestStats:
     """
 
     __slots__ = (
-        "deferrals", "deferred_s", "deferred_since_s", "loaded_bytes", "loaded_tokens", "local_tokens", "request_id",
-        "shortened_tokens", "stored_tokens",
+        "deferrals", "deferred_s", "deferred_since_s", "deferred_tier_s", "loaded_bytes", "loaded_tokens",
+        "local_tokens", "request_id", "shortened_tokens", "stored_tokens",
     )  # fmt: skip
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.local_tokens = 0
-        self.loaded_tokens: Counter[str] = Counter()
-        self.loaded_bytes: Counter[str] = Counter()
+        self.loaded_tokens: dict[str, int] = {}  # no Counter: one is made per request, and most load nothing
+        self.loaded_bytes: dict[str, int] = {}
         self.stored_tokens = 0
         self.deferrals = 0
         self.deferred_s = 0.0
+        self.deferred_tier_s = 0.0
         self.deferred_since_s: float | None = None
         self.shortened_tokens = 0
 
@@ -53,6 +56,7 @@ class RequestStats:
             stored_tokens=self.stored_tokens,
             deferrals=self.deferrals,
             deferred_s=self.deferred_s,
+            deferred_tier_s=self.deferred_tier_s,
             shortened_tokens=self.shortened_tokens,
         )
 
@@ -104,15 +108,21 @@ class RequestRecord:
         load_job: id of its load job in flight.
         streaming: its load has several jobs; between two of them none is in flight.
         store_jobs: ids of its store jobs in flight.
+        checked_hashes: hashes of the request that were checked.
         computed_tokens: tokens with computed KV; during a lookup, those in the engine's own cache.
+        quiet_tokens: while it has fewer tokens than this and gets no block, a step only counts them.
         unconfirmed_tokens: tokens of its latest step, which may still be rejected; used by the eager store plan.
         stats: its running totals.
         arrival: observation of its arrival, if policies want observations.
         has_arrived: whether its first lookup was answered.
+        continues_prefix: whether the tiers know which of its chunks were there before it stored any.
         store_policy: whether loaded chunks are offered for storing again.
+        resets: number of resets of the cache that its store cursors know of.
         held_for_stores: it has finished, and the engine keeps its blocks until its stores have ended.
         offload_tokens_max: tokens from the start that may be stored; None: all.
         lookup: its lookup, open or not.
+        read_ahead: chunks that were read for it before the engine asked, each with its tier.
+        loaded_ahead: those of them that its latest answer offers.
     """
 
     def __init__(
@@ -124,6 +134,7 @@ class RequestRecord:
         self.watcher: Watcher | None = None
         self.transitions: TransitionLog[RequestEvent, RequestState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self.groups = [GroupRecord(group) for group in geometry.groups]
+        self.checked_hashes = 0
         self._scope = scope_of(request)
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
@@ -132,13 +143,18 @@ class RequestRecord:
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
         self.unconfirmed_tokens = 0
+        self.quiet_tokens = 0
         self.stats = RequestStats(request.request_id) if stats is None else stats
         self.arrival: RequestObservation | None = None
         self.has_arrived = False
+        self.continues_prefix = False
         self.store_policy = StorePolicy.BLOCK_LEVEL
+        self.resets = 0
         self.held_for_stores = False
         self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
         self.lookup = OpenLookup()
+        self.read_ahead: dict[Key, str] = {}
+        self.loaded_ahead: dict[Key, str] = {}
 
     def apply(self, event: RequestEvent) -> None:
         """Move to the state after ``event``.
@@ -146,20 +162,30 @@ class RequestRecord:
         Raises:
             IllegalTransitionError: the event is not allowed in this state.
         """
-        before = self.state
+        before, self.quiet_tokens = self.state, 0
         self.state = REQUEST_STATES.next(before, event, self.ctx.request_id, self.transitions.describe)
         self.transitions.append((event, self.state))
         if self.watcher is not None:
             self.watcher(self.ctx.request_id, event, before, self.state)
 
-    def extend_keys(self, geometry: Geometry) -> None:
-        """Append the keys of chunks whose hashes have become known (S3, S4)."""
+    def extend_keys(self, geometry: Geometry, keys_max: int | None = None) -> bool:
+        """Append the keys of chunks whose hashes have become known (S3, S4).
+
+        keys_max: largest number of keys to append; None: any. Returns whether no key is left to append.
+        """
         hashes = self.request.block_hashes
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
+            left = len(hashes) // per_chunk - len(record.keys)
+            if left <= 0:
+                continue
+            count = left if keys_max is None else min(left, keys_max)
             first = per_chunk * (len(record.keys) + 1) - 1
-            if first < len(hashes):
-                record.keys += make_keys(hashes[first::per_chunk], group.index, self._scope)
+            record.keys += make_keys(hashes[first : first + count * per_chunk : per_chunk], group.index, self._scope)
+            if count < left:
+                return False
+            keys_max = None if keys_max is None else keys_max - count
+        return True
 
     @property
     def hit_end_max(self) -> int:
@@ -190,11 +216,18 @@ class RequestRecord:
                 return False
         return True
 
+    def note_resets(self, resets: int) -> None:
+        """Move the store cursors to the start, at the first call about the request after a reset of the cache."""
+        if self.resets != resets:
+            self.resets = resets
+            self.offer_again()
+
     def offer_again(self, tokens: int = 0) -> None:
         """Move the store cursors back to the chunks behind the first ``tokens``; present chunks will be filtered out.
 
         Chunks that counted as stored may be absent, because a load of them failed or the cache was reset (S91).
         """
+        self.quiet_tokens = 0
         for group in self.groups:
             group.next_stored = min(group.next_stored, tokens // group.chunk_tokens)
 
@@ -202,6 +235,12 @@ class RequestRecord:
         """Move the store cursors past the first ``tokens``: these chunks came from a tier."""
         for group in self.groups:
             group.next_stored = max(group.next_stored, -(-tokens // group.chunk_tokens))
+
+    def sources(self, keys: Sequence[Key], sources: Sequence[str]) -> Sequence[str]:
+        """Tiers that the bytes of ``keys`` came from: of those read ahead for the request, the tier that was read."""
+        if not self.loaded_ahead:
+            return sources
+        return [self.loaded_ahead.get(key, source) for key, source in zip(keys, sources, strict=True)]
 
     @property
     def has_jobs(self) -> bool:
@@ -215,8 +254,10 @@ class RequestRecord:
 
 
 def scope_of(request: Request) -> bytes:
-    """Scope of the request's keys: its salt and its adapter, if the engine provides them."""
+    """Scope of the request's keys: its salt, and its adapter with its content, if the engine provides them."""
     salt, adapter = getattr(request, "cache_salt", None), getattr(request, "lora_name", None)
+    if adapter is not None and (content := getattr(request, "adapter_digest", "")):
+        adapter = f"{adapter}\n{content}"
     return make_scope(None if salt is None else str(salt), None if adapter is None else str(adapter))
 
 

@@ -55,7 +55,7 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
         for state in (_S.IDLE, _S.ASKING, _S.GATHERING, _S.OFFERED)
         for event, after in _ASKED.items()
     },
-    # The engine has not repeated the question within the deadline: chunks held for the request are released.
+    # The engine asks about others, which need the slots, or the cache was reset: its chunks are released.
     (_S.ASKING, _E.LAPSED): _S.IDLE,
     (_S.GATHERING, _E.LAPSED): _S.IDLE,
     (_S.OFFERED, _E.LAPSED): _S.IDLE,

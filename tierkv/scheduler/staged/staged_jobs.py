@@ -7,12 +7,11 @@ flags of the workers show that it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from tierkv.types.keys import Key
-from tierkv.types.transfers import SlotRef
+from tierkv.types.transfers import SlotRef, StagedTransfer
 
 NO_FLAG = 0
 """Number of a job without a completion flag."""
@@ -31,25 +30,14 @@ class JobFlags(Protocol):
         """Free the number of a job."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedJob:
-    """One transfer of chunks."""
-
-    number: int
-    """Number of its completion flag."""
-    keys: tuple[Key, ...]
-    groups: tuple[int, ...]
-    slots: tuple[SlotRef, ...]
-
-
 class StagedJobs:
     """All transfers in flight. Sans-IO."""
 
     def __init__(self, flags: JobFlags) -> None:
         self._flags = flags
-        self._stores: dict[Key, StagedJob] = {}
-        self._loads: dict[str, list[StagedJob]] = {}
-        self._orphans: list[tuple[StagedJob, bool]] = []
+        self._stores: dict[Key, StagedTransfer] = {}
+        self._loads: dict[str, list[StagedTransfer]] = {}
+        self._orphans: list[tuple[StagedTransfer, bool]] = []
 
     @property
     def in_flight(self) -> bool:
@@ -61,18 +49,19 @@ class StagedJobs:
         """Number of orphaned jobs that have not ended."""
         return len(self._orphans)
 
-    def begin_store(self, keys: Sequence[Key], groups: Sequence[int], slots: Sequence[SlotRef], number: int) -> None:
-        """Register one job that stores these chunks, under the number of its flag."""
-        job = StagedJob(number, tuple(keys), tuple(groups), tuple(slots))
+    def begin_store(self, job: StagedTransfer) -> None:
+        """Register a store, under the number of its flag."""
         self._stores.update(dict.fromkeys(job.keys, job))
 
-    def begin_load(self, request_id: str, keys: Sequence[Key], groups: Sequence[int], slots: Sequence[SlotRef]) -> int:
-        """Register one job that loads these chunks for a request. Returns the number of its flag."""
-        number = self._flags.allocate(is_store=False)
-        self._loads.setdefault(request_id, []).append(StagedJob(number, tuple(keys), tuple(groups), tuple(slots)))
-        return number
+    def begin_load(
+        self, request_id: str, keys: tuple[Key, ...], groups: tuple[int, ...], slots: tuple[SlotRef, ...]
+    ) -> StagedTransfer:
+        """Register and return one job that loads these chunks for a request."""
+        job = StagedTransfer(self._flags.allocate(is_store=False), keys, groups, slots)
+        self._loads.setdefault(request_id, []).append(job)
+        return job
 
-    def end_stores(self, keys: Iterable[Key]) -> list[StagedJob]:
+    def end_stores(self, keys: Iterable[Key]) -> list[StagedTransfer]:
         """End the jobs that stored these chunks. Unknown keys are ignored."""
         ended = {id(job): job for job in map(self._stores.get, keys) if job is not None}
         for job in ended.values():
@@ -81,7 +70,7 @@ class StagedJobs:
             self._flags.release(job.number)
         return list(ended.values())
 
-    def end_load(self, request_id: str, keys: Collection[Key]) -> StagedJob | None:
+    def end_load(self, request_id: str, keys: Collection[Key]) -> StagedTransfer | None:
         """End the request's job that loaded exactly these chunks; None if there is none."""
         jobs, wanted = self._loads.get(request_id, []), frozenset(keys)
         job = next((job for job in jobs if wanted == frozenset(job.keys)), None)
@@ -92,7 +81,7 @@ class StagedJobs:
             self._flags.release(job.number)
         return job
 
-    def take_flagged_stores(self) -> list[StagedJob]:
+    def take_flagged_stores(self) -> list[StagedTransfer]:
         """End stores that every worker has flagged as ended, though the engine has not reported them."""
         jobs = {id(job): job for job in self._stores.values() if self._flags.has_ended(job.number)}
         return self.end_stores([job.keys[0] for job in jobs.values()])
@@ -105,7 +94,7 @@ class StagedJobs:
         self._stores.clear()
         self._loads.clear()
 
-    def take_ended_orphans(self, *, all_of_them: bool = False) -> list[tuple[StagedJob, bool]]:
+    def take_ended_orphans(self, *, all_of_them: bool = False) -> list[tuple[StagedTransfer, bool]]:
         """End orphans whose flags are set. Returns each with whether it is a store.
 
         all_of_them: the engine knows that all have ended.

@@ -2,7 +2,7 @@
 
 Such an engine repeats its questions in every step until no answer is RETRY or PENDING. A chunk is a HIT only when it is
 readable in the host tier and held for the request, so that it cannot be evicted before it is loaded. Chunks in lower
-tiers are gathered under the request's reservation (:mod:`tierkv.manager.reservations.reservations`). That happens at
+tiers are gathered in the request's passage (:mod:`tierkv.manager.passages.passages`). That happens at
 the end of the step, when the wanted chunks are known and every tier has answered.
 """
 
@@ -14,61 +14,14 @@ from collections.abc import Collection, Iterable, Sequence
 from tierkv.errors import require
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.passages.passage import Passage
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.staged.runs import Run
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
 _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
-
-
-class Run:
-    """Questions about one group, since the engine last began there.
-
-    An engine may go over a group several times for one answer, each time up to an earlier end: the last pass counts. A
-    group with a window, or with states, is asked from its end: chunks in front of a gap are not wanted there.
-    """
-
-    __slots__ = ("_deferred", "_unknown", "asked", "backwards", "first_end", "last_end", "wanted")
-
-    def __init__(self, end_token: int) -> None:
-        self.asked: set[Key] = set()
-        self.wanted: dict[Key, int] = {}
-        self.first_end = self.last_end = end_token
-        self.backwards = False
-        self._deferred = False
-        self._unknown = 0  # number of wanted chunks whose presence is unknown
-
-    def note_question(self, key: Key, end_token: int) -> None:
-        """Note the question, and the direction in which the engine goes."""
-        self.asked.add(key)
-        self.backwards = end_token < self.last_end
-        self.last_end = end_token
-
-    def is_full(self, chunks_max: int) -> bool:
-        """Whether no further chunk may be wanted.
-
-        Backwards, a chunk whose presence is unknown does not count. A state can be far from the end, and tiers must be
-        asked about all of its possible places at once.
-        """
-        return len(self.wanted) - (self._unknown if self.backwards else 0) >= chunks_max
-
-    def note_answer(self, key: Key, end_token: int, answer: LookupResult) -> None:
-        """Note the answer to the latest question."""
-        if answer is _RETRY:
-            self._deferred = True
-            self._unknown += 1
-        if answer is not _MISS:
-            self.wanted[key] = end_token
-        elif self.backwards:
-            self.wanted.clear()
-            self._unknown = 0
-
-    @property
-    def awaits_tier(self) -> bool:
-        """Whether the engine defers because of an unknown chunk nearer to the end, though a later gap cut it off."""
-        return self._deferred and self.backwards
 
 
 class _StagedRequest:
@@ -78,17 +31,19 @@ class _StagedRequest:
         last_step: latest step with a question about it.
         last_asked_s: time of that step.
         deferred_since_s: time since when its lookup is deferred; None: not deferred.
-        expired: its deadline has passed: until it runs it is not deferred again (S47).
+        late_s: time at which it was given up as late; None: not late. It is repeated afresh once a tier answers.
+        tier_s: seconds of the deferral in which a tier was asked or read.
+        asked_tier_s: time since when a tier is being asked; None: none is.
         pins: single chunks held for it.
-        reservation: holds further chunks for it.
+        passage: holds further chunks for it.
         held: readable chunks of both.
         answers: answers of this step, except for ``held`` chunks.
         runs: by group.
     """
 
     __slots__ = (
-        "answers", "ctx", "deferred_since_s", "expired", "held", "last_asked_s", "last_step", "load_tokens_max", "pins",
-        "reservation", "runs",
+        "answers", "asked_tier_s", "ctx", "deferred_since_s", "held", "last_asked_s", "last_step", "late_s",
+        "load_tokens_max", "passage", "pins", "runs", "tier_s",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
@@ -97,9 +52,11 @@ class _StagedRequest:
         self.last_step = -1
         self.last_asked_s = 0.0
         self.deferred_since_s: float | None = None
-        self.expired = False
+        self.late_s: float | None = None
+        self.asked_tier_s: float | None = None
+        self.tier_s = 0.0
         self.pins: set[Key] = set()
-        self.reservation: Reservation | None = None
+        self.passage: Passage | None = None
         self.held: set[Key] = set()
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, Run] = {}
@@ -130,19 +87,15 @@ class _StagedRequest:
         """Answers other than HIT that were given for these chunks in this step."""
         return {self.answers[key] for key in keys} - {_HIT}
 
-    def forget(self, *, keeps_time: bool) -> None:
-        """Forget the lookup, whose chunks were released.
-
-        keeps_time: the next question shares the deadline of this one.
-        """
+    def forget(self) -> None:
+        """Forget the lookup, whose chunks were released."""
         self.last_step = -1
         self.pins = set()
         self.held = set()
-        self.reservation = None
+        self.passage = None
         self.runs.clear()
         self.answers.clear()
-        if not keeps_time:
-            self.deferred_since_s, self.expired = None, False
+        self.deferred_since_s = self.late_s = self.asked_tier_s = None
 
 
 def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
@@ -165,7 +118,7 @@ class StagedLookups:
     Args:
         manager: answers existence, holds and gathers.
         geometry: sizes of groups and chunks.
-        deadline_s: a lookup is answered with the readable chunks at the latest this long after it was first deferred.
+        deadline_s: seconds without progress after which a lookup is late, and answered with the readable chunks.
         counters: for metrics.
     """
 
@@ -173,13 +126,14 @@ class StagedLookups:
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
-        self._budgets = group_budgets(geometry, manager.reserved_chunks_max)
+        self._budgets = group_budgets(geometry, manager.passages.hold_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
         self._requests: dict[str, _StagedRequest] = {}
         self._asked_in_step: dict[str, _StagedRequest] = {}  # in the order of the engine's queue
         # Requests for which chunks may be held, longest unasked first.
         self._open: OrderedDict[str, _StagedRequest] = OrderedDict()
-        self._now_s = 0.0
+        self._share = manager.budget.share()
+        self._now_s = self._asked_s = 0.0
         self._step = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -198,63 +152,76 @@ class StagedLookups:
         """End the lookup of a request that runs, loads, or has lost its blocks; its next lookup is a new one."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._release_chunks(request, keeps_time=False)
+            self._release_chunks(request)
 
     def finish_request(self, request_id: str) -> None:
         """Forget a request that has ended."""
         self.close_lookup(request_id)
         self._requests.pop(request_id, None)
 
-    def _release_chunks(self, request: _StagedRequest, *, keeps_time: bool) -> None:
+    def _release_chunks(self, request: _StagedRequest) -> None:
         request_id = request.ctx.request_id
-        self._manager.reservations.release(request.ctx.request_id)
+        self._count_wait(request)
+        self._manager.passages.release(request_id)
         self._open.pop(request_id, None)
         self._asked_in_step.pop(request_id, None)
-        if not keeps_time:
-            self._count_wait(request)
-        request.forget(keeps_time=keeps_time)
+        request.forget()
 
     def _count_wait(self, request: _StagedRequest) -> None:
-        """Count the time of deferral, unless the deadline has passed: then it was counted already."""
-        if request.deferred_since_s is not None and not request.expired:
-            self._counters.deferred_ms += round((self._now_s - request.deferred_since_s) * 1000)
+        """Count the time of a deferral that ends."""
+        self._note_tier_answered(request)
+        tier_s = request.tier_s + self._manager.passages.take_reading_s(request.ctx.request_id)
+        request.tier_s = 0.0
+        if request.deferred_since_s is not None:
+            waited_s = self._now_s - request.deferred_since_s
+            tier_s = min(tier_s, waited_s)
+            self._counters.deferred_tier_ms += round(tier_s * 1000)
+            self._counters.deferred_queue_ms += round((waited_s - tier_s) * 1000)
+            request.deferred_since_s = None
+
+    def _note_tier_answered(self, request: _StagedRequest) -> None:
+        """Count the time for which a tier was asked: until its latest answer, or until now if there was none."""
+        if request.asked_tier_s is not None:
+            answered_s = self._manager.step.probed_s
+            request.tier_s += (answered_s if answered_s >= request.asked_tier_s else self._now_s) - request.asked_tier_s
+            request.asked_tier_s = None
 
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now_s: float) -> None:
         """Set the time of this step, in seconds on the stack's clock; it holds until the next call.
 
-        Releases lookups that the engine has not repeated within the deadline, since engines do not report dropped hits.
+        While slots are short, a lookup that the engine has not repeated gives up the chunks that it holds, once the
+        engine has asked about others for the deadline: engines do not report dropped hits.
         """
         self._now_s = now_s
-        while self._open:
+        while self._open and self._manager.passages.is_short and self._share.take(1):
             request = next(iter(self._open.values()))
-            if now_s - request.last_asked_s < self._deadline_s:
+            if self._asked_s - request.last_asked_s < self._deadline_s:
                 return
-            waited = request.deferred_since_s is not None
-            self._counters.deadlines_expired += waited and not request.expired
-            self._release_chunks(request, keeps_time=waited)
+            self._release_chunks(request)
 
     def end_step(self) -> None:
         """Gather the wanted chunks of all requests of the step, and release the others."""
+        self._step += 1
+        if not self._asked_in_step:
+            return
         wanted_by_request = {
             request: wanted for request in self._asked_in_step.values() if (wanted := self._keys_to_reserve(request))
         }
         for request in wanted_by_request:  # unpin all first, so that younger requests do not block older ones
-            self._manager.reservations.unpin(request.ctx.request_id)
+            self._manager.passages.pins.remove(request.ctx.request_id)
             request.pins.clear()
         for request, wanted in wanted_by_request.items():
-            request.reservation = self._manager.reservations.reserve(request.ctx.request_id, wanted, request.ctx.hints)
+            request.passage = self._manager.passages.reserve(request.ctx.request_id, wanted, request.ctx.hints)
         self._asked_in_step.clear()
-        self._step += 1
 
     def _keys_to_reserve(self, request: _StagedRequest) -> tuple[Key, ...]:
         """Chunks to gather for a request; none if it has its answer, or while the answer of a tier is missing."""
         wanted = request.wanted(self._chunk_tokens)
         if not request.is_deferred():
-            self._count_wait(request)
-            if not request.expired:
-                request.deferred_since_s = None  # answered: the next question is a new one
+            self._count_wait(request)  # answered: the next question is a new one
+            self._manager.passages.promise(request.ctx.request_id)
             self._release_unwanted(request, wanted)
             return ()
         self._counters.deferrals += 1
@@ -263,6 +230,8 @@ class StagedLookups:
         open_answers = request.open_answers(wanted)
         # The wanted chunks are known only when every tier has answered.
         if request.awaits_tier or not open_answers or LookupResult.RETRY in open_answers:
+            if request.asked_tier_s is None:
+                request.asked_tier_s = self._now_s
             self._release_unwanted(request, wanted)
             return ()
         return wanted
@@ -271,11 +240,11 @@ class StagedLookups:
         """Release all held chunks except the wanted ones."""
         kept = frozenset(wanted)
         if not request.pins <= kept:
-            self._manager.reservations.unpin(request.ctx.request_id, kept)
+            self._manager.passages.pins.remove(request.ctx.request_id, kept)
             request.pins &= kept
-        if request.reservation is not None and not kept.issuperset(request.reservation.keys):
-            kept_keys = tuple(key for key in request.reservation.granted() if key in kept)
-            self._manager.reservations.shrink(request.ctx.request_id, kept_keys)
+        if request.passage is not None and not kept.issuperset(request.passage.keys):
+            kept_keys = tuple(key for key in request.passage.granted() if key in kept)
+            self._manager.passages.shrink(request.ctx.request_id, kept_keys)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
@@ -317,20 +286,33 @@ class StagedLookups:
         """Begin the questions about a request in this step."""
         request_id = request.ctx.request_id
         request.last_step = self._step
-        request.last_asked_s = self._now_s
+        request.last_asked_s = self._asked_s = self._now_s
         request.runs.clear()
         request.answers.clear()
         self._asked_in_step[request_id] = request
         self._open[request_id] = request
         self._open.move_to_end(request_id)
         self._counters.lookups += 1
-        since_s = request.deferred_since_s
-        if since_s is not None and not request.expired and self._now_s - since_s >= self._deadline_s:
+        if request.late_s is not None and self._manager.step.answered_s > request.late_s:
+            request.late_s = None
+        if request.late_s is None and self._is_late(request):
             self._count_wait(request)
-            request.expired = True
+            request.late_s = self._now_s
             self._counters.deadlines_expired += 1
-        ready = set() if request.reservation is None else request.reservation.granted_ready()
+        if request.asked_tier_s is not None and self._manager.step.probed_s >= request.asked_tier_s:
+            self._note_tier_answered(request)
+        ready = set() if request.passage is None else request.passage.granted_ready()
         request.held = request.pins | ready
+
+    def _is_late(self, request: _StagedRequest) -> bool:
+        """Whether an operation that the request waits for has made no progress for the deadline."""
+        manager = self._manager
+        if request.deferred_since_s is None:
+            return False
+        if request.asked_tier_s is not None:
+            is_silent = manager.step.probed_s < request.asked_tier_s
+            return is_silent and self._now_s - request.asked_tier_s >= self._deadline_s
+        return manager.passages.is_late(request.ctx.request_id, self._deadline_s)
 
     def _is_beyond(self, tokens_max: int, run: Run, group: int, end_token: int) -> bool:
         """Whether the hints forbid to load this far. A window reaches no further than the prefix before it."""
@@ -342,25 +324,26 @@ class StagedLookups:
         if key in request.held:
             return _HIT
         manager, ctx = self._manager, request.ctx
-        if request.expired:  # only readable chunks count, and no tier is asked
+        if request.late_s is not None:  # only readable chunks count, and no tier is asked
             result = _HIT if manager.resident_prefix((key,), 0, 1, ctx) else _MISS
         else:
             result = manager.lookup(key, ctx)
         if result is not _HIT:
             return result
-        if manager.reservations.pin(ctx.request_id, key):
+        if manager.passages.pins.add(ctx.request_id, key):
             request.pins.add(key)
             request.held.add(key)
             return _HIT
+        manager.passages.note_shortage()
         # The chunk is in a lower tier, or all slots that may be held are held for other requests.
-        return _MISS if request.expired else LookupResult.PENDING
+        return _MISS if request.late_s is not None else LookupResult.PENDING
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Reopen every lookup after a reset of the cache. Deferred ones keep their deadline."""
+        """Reopen every lookup after a reset of the cache."""
         for request in list(self._open.values()):
-            self._release_chunks(request, keeps_time=request.deferred_since_s is not None)
+            self._release_chunks(request)
 
     def validate(self) -> None:
         """Check that every request with held chunks has an open lookup, which ``begin_step`` releases in time.
@@ -369,7 +352,7 @@ class StagedLookups:
             InvariantError: one has not.
         """
         for request_id, request in self._requests.items():
-            holds = bool(request.pins) or request.reservation is not None
+            holds = bool(request.pins) or request.passage is not None
             require(
                 not holds or request_id in self._open, f"request {request_id!r} holds chunks without an open lookup"
             )

@@ -5,10 +5,11 @@ The store plan (:mod:`tierkv.scheduler.store.plans`) decides when; all plans bui
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
@@ -45,6 +46,11 @@ class FreeChunk:
     """Request that computed it; None: events need no description."""
     hints: RequestHints
     """Hints of the requests that computed or used it."""
+    end_token: int = 0
+    """Unknown: free chunks come tail first."""
+
+
+_ChunkT = TypeVar("_ChunkT", Candidate, FreeChunk)
 
 
 class Stores:
@@ -104,6 +110,13 @@ class Stores:
         if record.offload_tokens_max is not None:
             tokens = min(tokens, record.offload_tokens_max)
         return tokens
+
+    def due_tokens(self, record: RequestRecord) -> int | None:
+        """Number of computed tokens at which the next chunk may be offered; None: no further chunk ever."""
+        due = min([(group.next_stored + 1) * group.chunk_tokens for group in record.groups])
+        prompt_only = self._limits.prompt_only and due > record.request.num_prompt_tokens
+        too_long = record.offload_tokens_max is not None and due > record.offload_tokens_max
+        return None if prompt_only or too_long else due
 
     def final_tokens(self, record: RequestRecord) -> int:
         """Storable tokens when the request ends: the token that was sampled last is not computed (S77)."""
@@ -168,7 +181,7 @@ class Stores:
             slots |= granted_slots
             if count < len(some):
                 break
-        granted = sorted((chunk for chunk in chunks[:taken] if chunk.key in slots), key=lambda chunk: chunk.group)
+        granted = sorted(_one_per_key(chunks[:taken], slots), key=attrgetter("group"))
         if granted:
             groups = [chunk.group for chunk in granted]
             sizes = tuple(groups.count(group.index) for group in self._geometry.groups)
@@ -186,11 +199,16 @@ class Stores:
         record.extend_keys(self._geometry)
         if not skip_useless(record, self._geometry, tokens):
             return []
-        return candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
+        found = candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
+        if found and not record.continues_prefix:
+            record.continues_prefix = True
+            for group in record.groups:
+                self._manager.continue_prefix(group.keys, group.chunk_tokens, record.ctx)
+        return found
 
     def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
         """Slots for chunks that the host tier does not have; None if there is no room for all of them."""
-        grant = self._manager.prepare_store([(chunk.key, chunk.group) for chunk in chunks], ctx)
+        grant = self._manager.prepare_store([(chunk.key, chunk.end_token) for chunk in chunks], ctx)
         return None if grant is None else dict(zip(grant.keys, grant.slots, strict=True))
 
     def _grant_fitting(
@@ -218,7 +236,7 @@ class Stores:
             group = record.groups[candidate.group]
             if candidate.number >= group.next_stored:
                 group.next_stored = candidate.number + 1
-        granted = sorted([c for c in taken if c.key in slots], key=attrgetter("group", "number"))
+        granted = sorted(_one_per_key(taken, slots), key=attrgetter("group", "number"))
         for sources in source_blocks(record, self._geometry, granted):
             keys = [granted[i].key for i in sources.chunks]
             job = self._start(record.ctx.request_id, keys, slots, sources)
@@ -248,3 +266,12 @@ class Stores:
         """Fence blocks of windows: the engine reuses passed blocks while the request still runs (I3)."""
         if self._windowed:
             self._fences.fence_blocks(job, blocks_of_groups(job, self._windowed))
+
+
+def _one_per_key(chunks: Sequence[_ChunkT], slots: Mapping[Key, SlotRef]) -> Collection[_ChunkT]:
+    """The first chunk of each key that was granted a slot: chunks with equal keys have one slot, to be filled once."""
+    first: dict[Key, _ChunkT] = {}
+    for chunk in chunks:
+        if chunk.key in slots:
+            first.setdefault(chunk.key, chunk)
+    return first.values()

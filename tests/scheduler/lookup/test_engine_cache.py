@@ -1,0 +1,43 @@
+"""Estimate of the engine's own cache: it is brought up to date in slices, and has the latest chunks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.scheduler.lookup.engine_cache import EngineCache
+from tierkv.types.keys import Key, make_key
+
+BLOCKS = 8
+
+
+def keys_of(family: int, count: int) -> list[Key]:
+    """Keys of a prefix."""
+    return [make_key(b"%d.%d" % (family, i), 0) for i in range(count)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6))), st.integers(1, 5))
+def test_slices_end_as_one_batch_does(runs: list[tuple[int, int]], keys_max: int) -> None:
+    """Whatever the slices: no more than the step allows is done at once, and in the end all of it is done."""
+    whole, sliced = EngineCache(1, active=True), EngineCache(1, active=True)
+    for family, count in runs:
+        whole.add(keys_of(family, count), BLOCKS)
+        whole.advance(1_000)
+        sliced.add(keys_of(family, count), BLOCKS)
+        assert sliced.advance(keys_max) <= keys_max
+    while done := sliced.advance(keys_max):
+        assert done <= keys_max
+    for family in range(4):
+        assert sliced.prefix(keys_of(family, 6)) == whole.prefix(keys_of(family, 6))
+
+
+def test_the_oldest_chunks_leave() -> None:
+    """The engine has eight blocks: after two prompts of six, the first one is gone."""
+    cache = EngineCache(1, active=True)
+    cache.add(keys_of(0, 6), BLOCKS)
+    assert cache.prefix(keys_of(0, 6)) == 0, "nothing is known before the first slice"
+    cache.advance(100)
+    assert cache.prefix(keys_of(0, 6)) == 6
+    cache.add(keys_of(1, 6), BLOCKS)
+    cache.advance(100)
+    assert (cache.prefix(keys_of(0, 6)), cache.prefix(keys_of(1, 6))) == (0, 6)

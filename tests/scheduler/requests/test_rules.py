@@ -1,0 +1,198 @@
+"""Calls that break a rule: a named error, and nothing has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from core_blocks import blocks
+from core_parts import Core, make_core
+from group_parts import window
+
+from tierkv.errors import EngineProtocolError
+from tierkv.types.engine import GroupKind, GroupSpec, ScheduledRequest, StepOutput
+from tierkv.types.transfers import WorkerOutput
+
+FULL = GroupSpec(4, (64,), GroupKind.FULL_ATTENTION)
+
+
+@dataclass
+class OddRequest:
+    """Request whose hashes a test writes."""
+
+    block_hashes: list[Any]
+    num_tokens: int = 12
+    request_id: str = "a"
+    kv_transfer_params: None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """All of its tokens."""
+        return self.num_tokens
+
+
+def state_of(core: Core) -> object:
+    """Everything that a refused call could have changed."""
+    records = core.scheduler._records.values()
+    return [
+        (
+            record.ctx.request_id, record.state, record.computed_tokens, record.load_job, set(record.store_jobs),
+            [(list(group.block_ids), list(group.keys), group.next_stored) for group in record.groups],
+        )
+        for record in records
+    ], core.counters.lookups, core.host.room, core.scheduler.has_pending_work  # fmt: skip
+
+
+def refuses(core: Core, call: Callable[[], object], *words: str) -> None:
+    """The call raises an error with these words, changes nothing, and all invariants hold."""
+    before = state_of(core)
+    with pytest.raises(EngineProtocolError) as error:
+        call()
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert state_of(core) == before
+    core.scheduler.validate()
+
+
+def entry(
+    name: str = "a", computed: int = 0, scheduled: int = 8, ids: object = ((1, 2),), *, whole: bool = True
+) -> StepOutput:
+    """A step with one entry."""
+    return StepOutput((ScheduledRequest(name, computed, scheduled, ids, whole),))  # type: ignore[arg-type]  # bad ones, too
+
+
+@pytest.mark.parametrize(
+    ("hashes", "words"),
+    [
+        pytest.param([b"one", b"", b"three"], ["block_hashes[1]", "not empty"], id="empty"),
+        pytest.param([b"one", 17, b"three"], ["block_hashes[1]", "17", "bytes"], id="integer"),
+        pytest.param([b"one", b"two", b"one"], ["block_hashes[2] repeats block_hashes[0]", "chain"], id="repeated"),
+    ],
+)
+@pytest.mark.parametrize("when", ["at arrival", "at a question", "in a step", "at its end"])
+def test_bad_hashes(hashes: list[object], words: list[str], when: str) -> None:
+    """With one of these, a chunk would be stored under another one's key."""
+    core = make_core()
+    if when == "at arrival":
+        refuses(core, lambda: core.scheduler.on_new_request(OddRequest(hashes)), "'a'", *words)
+        return
+    request = OddRequest([])
+    core.scheduler.on_new_request(request)
+    if when == "at its end":
+        core.scheduler.build_connector_meta(entry(scheduled=12, ids=((1, 2, 3),)))
+    request.block_hashes = hashes
+    calls: dict[str, Callable[[], object]] = {
+        "at a question": lambda: core.scheduler.get_num_new_matched_tokens(request, 0),
+        "in a step": lambda: core.scheduler.build_connector_meta(entry(scheduled=12, ids=((1, 2, 3),))),
+        "at its end": lambda: core.scheduler.request_finished(request, []),
+    }
+    refuses(core, calls[when], "'a'", *words)
+    request.block_hashes = [b"one", b"two", b"three"]
+    calls[when]()
+    core.scheduler.validate()
+
+
+def test_a_hash_that_repeats_the_last_known_one() -> None:
+    """Engines that hash a block without its prefix give such hashes for repeated text."""
+    core = make_core()
+    request = OddRequest([b"one", b"two"])
+    core.scheduler.on_new_request(request)
+    request.block_hashes.append(b"two")
+    ask = core.scheduler.get_num_new_matched_tokens
+    refuses(core, lambda: ask(request, 0), "'a'", "block_hashes[2] repeats block_hashes[1]")
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        pytest.param(entry(ids=((1, 2), (3, 4))), ["2 groups", "has 1"], id="groups"),
+        pytest.param(entry(ids=((1,),)), ["group 0", "1 blocks for 8 tokens", "2 are needed"], id="short"),
+        pytest.param(entry(ids=((1, -2),)), ["group 0", "-2", "from 0"], id="negative block"),
+        pytest.param(entry(ids=((1, "two"),)), ["group 0", "'two'"], id="no number"),
+        pytest.param(entry(computed=-1), ["-1 tokens computed", "negative"], id="negative tokens"),
+        pytest.param(entry(scheduled=-1), ["-1 scheduled", "negative"], id="negative count"),
+        pytest.param(entry(computed=4, scheduled=4, ids=((2,),), whole=False), ["whole table"], id="no table"),
+        pytest.param(StepOutput(2 * entry().scheduled), ["twice in one step"], id="twice"),
+    ],
+)
+def test_block_tables_that_do_not_fit(step: StepOutput, words: list[str]) -> None:
+    """A request before it in the same step must not have been changed either: the step is refused whole."""
+    core = make_core()
+    core.arrive(8)
+    core.arrive(8, "first")
+    before = ScheduledRequest("first", 0, 8, ((5, 6),), replaces_table=True)
+    refuses(core, lambda: core.scheduler.build_connector_meta(StepOutput((before, *step.scheduled))), "'a'", *words)
+
+
+def test_a_preempted_request_without_its_whole_table() -> None:
+    """Its old table is void in the step that preempts it, although it is known before the step."""
+    core = make_core()
+    core.arrive(8)
+    core.scheduler.build_connector_meta(entry())
+    (ran,) = entry(computed=8, scheduled=1, ids=((3,),), whole=False).scheduled
+    step = StepOutput((ran,), preempted=frozenset({"a"}))
+    refuses(core, lambda: core.scheduler.build_connector_meta(step), "'a'", "whole table")
+
+
+def test_a_negative_number_of_computed_tokens() -> None:
+    """The answer would have more tokens than the request."""
+    core = make_core()
+    request = core.arrive(8)
+    refuses(core, lambda: core.ask(request, -1), "'a'", "-1 tokens are reported as computed")
+
+
+def test_calls_out_of_order() -> None:
+    """An engine that allocates what it was not offered, or computes while a load fills its blocks."""
+    core = make_core()
+    request = core.arrive(9)
+    update = core.scheduler.update_state_after_alloc
+    refuses(core, lambda: update(request, [blocks([1, 2])], 8), "'a'", "0 were offered")
+    core.put(core.truth.keys(request))
+    assert core.ask(request) == 8
+    refuses(core, lambda: update(request, [], 8), "'a'", "0 groups")
+    refuses(core, lambda: update(request, [blocks([1])], 8), "'a'", "2 are needed")
+    update(request, [blocks([1, 2])], 8)
+    refuses(core, lambda: update(request, [blocks([1, 2])], 8), "'a'", "before its load had ended")
+    step = entry(computed=8, scheduled=1, ids=((1, 2, 3),))
+    refuses(core, lambda: core.scheduler.build_connector_meta(step), "'a'", "before its load had ended")
+
+
+def test_a_part_of_an_offer_with_windows() -> None:
+    """The window of another end was not gathered."""
+    core = make_core(groups=[FULL, window(8, 4)])
+    request = core.arrive(17)
+    core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
+    assert core.ask(request) == 16
+    update = core.scheduler.update_state_after_alloc
+    tables = [blocks([1, 2, 3, 4]), blocks([5, 6, 7, 8])]
+    refuses(core, lambda: update(request, tables, 8), "'a'", "8 of 16", "all of them or none")
+
+
+def test_a_job_that_is_reported_too_often() -> None:
+    """Reports ahead of it in the same output must not have been taken in."""
+    core = make_core()
+    core.arrive(8)
+    core.arrive([9] * 8, "b")
+    steps = (*entry().scheduled, *entry("b", ids=((5, 6),)).scheduled)
+    first, second = core.scheduler.build_connector_meta(StepOutput(steps)).stores
+    output = WorkerOutput({first.job_id: 1, second.job_id: 2})
+    refuses(core, lambda: core.scheduler.update_connector_output(output), f"job {second.job_id}", "more workers")
+    core.report(first.job_id, second.job_id)
+    assert not core.scheduler.has_transfers
+
+
+def test_a_dropped_request_may_run_on() -> None:
+    """Its writes to the GPU must wait for transfers, and nothing of it is stored."""
+    core = make_core()
+    request = core.arrive(8)
+    other = core.arrive([9] * 8, "b")
+    (job,) = core.schedule(other, computed=0, scheduled=8, ids=[[5, 6]]).stores
+    core.scheduler.request_finished(other, [])
+    core.scheduler.drop_request("a")
+    core.scheduler.validate()
+    meta = core.schedule(request, computed=0, scheduled=8, ids=[[5, 7]])
+    assert meta.jobs_to_flush == {job.job_id}
+    assert not meta.stores
+    assert core.scheduler.request_finished(request, []) == (False, None)
+    core.scheduler.drop_request("a")

@@ -1,0 +1,74 @@
+"""Estimate of the engine's own cache: the chunks that it most likely still has on the GPU. Sans-IO."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from tierkv.types.keys import Key
+
+
+class EngineCache:
+    """Chunks of the latest requests, up to as many as the engine's blocks can have. O(1) per chunk, amortised.
+
+    The core knows the chunks of every request and the numbers of their blocks, but not what the engine evicts. A list
+    by recency, as long as the engine's pool of blocks, is close to it where the engine evicts by recency.
+
+    Args:
+        blocks_per_chunk: GPU blocks of one chunk.
+        active: whether the engine shares computed blocks. Otherwise the estimate is empty.
+    """
+
+    def __init__(self, blocks_per_chunk: int, *, active: bool) -> None:
+        self._blocks_per_chunk = blocks_per_chunk
+        self._active = active
+        self._latest: dict[Key, int] = {}
+        self._runs: deque[tuple[int, Sequence[Key]]] = deque()
+        self._number = 0
+        self._chunks = 0
+        self._waiting: deque[tuple[int, Sequence[Key], bool]] = deque()  # number, keys, whether they are added
+        self._position = 0  # in the first of these
+
+    def add(self, keys: Sequence[Key], num_blocks: int) -> None:
+        """Add the chunks of a request that runs or has ended, as the most recent ones. :meth:`advance` does the work.
+
+        num_blocks: of the engine's pool, as far as known.
+        """
+        if not self._active or not keys:
+            return
+        self._number += 1
+        run = tuple(keys)
+        self._runs.append((self._number, run))
+        self._waiting.append((self._number, run, True))
+        self._chunks += len(run)
+        while self._chunks > num_blocks // self._blocks_per_chunk and len(self._runs) > 1:
+            number, gone = self._runs.popleft()
+            self._chunks -= len(gone)
+            self._waiting.append((number, gone, False))
+
+    def advance(self, keys_max: int) -> int:
+        """Apply what was added and what has left, up to ``keys_max`` chunks. Returns the number of chunks."""
+        left, latest = keys_max, self._latest
+        while self._waiting and left > 0:
+            number, keys, is_added = self._waiting[0]
+            part = keys[self._position : self._position + left]
+            if is_added:
+                latest.update(dict.fromkeys(part, number))
+            else:
+                for key in part:
+                    if key in latest and latest[key] == number:
+                        del latest[key]
+            left -= len(part)
+            self._position += len(part)
+            if self._position == len(keys):
+                self._waiting.popleft()
+                self._position = 0
+        return keys_max - left
+
+    def prefix(self, keys: Sequence[Key]) -> int:
+        """Number of leading ``keys`` that the engine most likely has."""
+        latest = self._latest
+        for i, key in enumerate(keys):
+            if key not in latest:
+                return i
+        return len(keys)

@@ -1,0 +1,80 @@
+"""Questions of one search to the manager, within the budget of the step. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.manager import OffloadManager
+from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
+from tierkv.scheduler.lookup.open_lookup import OpenLookup
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+
+_RETRY = LookupResult.RETRY
+
+REPEATS_PER_KEY = 4
+"""Repeated questions about chunks for the cost of one key operation. No probe has to be queued for them."""
+
+
+class Questions:
+    """Asks for chunks of one lookup, and keeps in it what was found, so that a later search continues there.
+
+    Args:
+        manager: answers.
+        lookup: keeps what was found.
+        ctx: of the request.
+        share: key operations of the step.
+    """
+
+    def __init__(self, manager: OffloadManager, lookup: OpenLookup, ctx: RequestContext, share: BudgetShare) -> None:
+        self._manager = manager
+        self._lookup = lookup
+        self._ctx = ctx
+        self._share = share
+        self._allowed = ctx.hints.load_tiers
+        self._seen = lookup.seen.setdefault(self._allowed, {})
+        self._repeated = 0  # questions that were asked before
+
+    def presence(self, key: Key) -> LookupResult | None:
+        """Presence of one chunk; None if the step's budget is used up.
+
+        An answer that a shared tier gave to this lookup counts until the lookup ends.
+        """
+        seen = self._seen.get(key)
+        if seen is not None:
+            return seen
+        lookup, manager = self._lookup, self._manager
+        if key in lookup.known:
+            self._repeated += 1
+        if (key not in lookup.known or not self._repeated % REPEATS_PER_KEY) and not self._share.take(1):
+            lookup.paused = True
+            return None
+        below = manager.found_below
+        answer = manager.lookup(key, self._ctx)
+        lookup.found_below = lookup.found_below or manager.found_below != below
+        if answer is _RETRY:
+            answer = lookup.known.setdefault(key, _RETRY)
+        elif key in lookup.known:
+            lookup.known[key] = answer
+        self._seen[key] = answer
+        return answer
+
+    def present_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
+        """Number of leading ``keys[start:stop]`` that are known to be present; fewer if the budget is used up."""
+        lookup, manager = self._lookup, self._manager
+        if start >= stop:
+            return 0
+        run = (keys[start], self._allowed)
+        first = start + lookup.reached.get(run, 0)
+        if first >= stop:
+            return stop - start
+        end = min(stop, first + max(1, self._share.left) * KEYS_PER_LOOK)
+        below = manager.found_below
+        found = manager.present_prefix(keys, first, end, self._ctx)
+        lookup.found_below = lookup.found_below or manager.found_below != below
+        self._share.take(found // KEYS_PER_LOOK)
+        lookup.reached[run] = first + found - start
+        if first + found == end < stop:
+            lookup.paused = True
+        return first + found - start

@@ -1,0 +1,83 @@
+"""Rules for an engine's calls, checked before anything changes. Each error names the request and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkv.errors import EngineProtocolError
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.requests.request_state import RequestState
+from tierkv.types.engine import BlockTables, Request
+from tierkv.types.geometry import Geometry
+
+
+def refused(request_id: str, why: str) -> EngineProtocolError:
+    """Error of a call that broke a rule. ``why`` continues "request 'id'"."""
+    return EngineProtocolError(f"request {request_id!r}{why}", request_id=request_id)
+
+
+def check_hashes(record: RequestRecord) -> None:
+    """Check the hashes that have become known since the last call.
+
+    Hashes are chained, so none repeats within a request: a chunk would get the KV bytes of another one. Repetitions are
+    looked for among the new hashes and the last known one, so that a step costs nothing for the old ones.
+
+    Raises:
+        EngineProtocolError: one of them is not bytes, is empty, or repeats another one. Names its index.
+    """
+    hashes: Sequence[object] = record.request.block_hashes
+    count = len(hashes)
+    if count <= record.checked_hashes:
+        return
+    first = max(0, record.checked_hashes - 1)
+    new = hashes[first:]
+    if set(map(type, new)) != {bytes} or not all(new) or len(set(new)) != len(new):
+        _find_fault(record.ctx.request_id, new, first)
+    record.checked_hashes = count
+
+
+def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
+    """Raise for the hash that breaks a rule. ``first``: index of the first one."""
+    seen: dict[object, int] = {}
+    for i, one in enumerate(hashes, first):
+        if not isinstance(one, bytes) or not one:
+            raise refused(request_id, f": block_hashes[{i}] is {one!r}: give bytes that are not empty")
+        if one in seen:
+            why = f": block_hashes[{i}] repeats block_hashes[{seen[one]}]: chain the hashes, so that none occurs twice"
+            raise refused(request_id, why)
+        seen[one] = i
+
+
+def check_computed(request: Request, num_computed_tokens: int) -> None:
+    """Check the number of tokens that an engine has in its own cache.
+
+    Raises:
+        EngineProtocolError: it is negative.
+    """
+    if num_computed_tokens < 0:
+        raise refused(request.request_id, f": {num_computed_tokens} tokens are reported as computed: give 0 or more")
+
+
+def check_allocation(record: RequestRecord, geometry: Geometry, blocks: BlockTables, num_external_tokens: int) -> None:
+    """Check that an engine takes what it was offered.
+
+    Raises:
+        EngineProtocolError: a load still runs, more tokens than were offered, a part of them where a group has a
+            window, or tables of another number of groups.
+    """
+    name = record.ctx.request_id
+    if record.state is RequestState.LOADING:
+        raise refused(name, " was allocated again before its load had ended")
+    offered = record.lookup.hit_tokens if record.state is RequestState.OFFERED else 0
+    if num_external_tokens > offered:
+        raise refused(name, f": {num_external_tokens} external tokens, but {offered} were offered")
+    if num_external_tokens <= 0:
+        return
+    if geometry.has_windows and num_external_tokens < offered:
+        raise refused(
+            name,
+            f": {num_external_tokens} of {offered} offered tokens were taken, but a part would need a window that was "
+            "not gathered: take all of them or none",
+        )
+    if len(blocks) != len(geometry.groups):
+        raise refused(name, f": block tables of {len(blocks)} groups, the engine has {len(geometry.groups)}")

@@ -1,0 +1,127 @@
+"""Requests of a step: those that only count tokens, and those whose tables and chunks the step changes. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tierkv.scheduler.jobs.block_tables import RequestTables
+from tierkv.scheduler.lookup.prefill_rate import PrefillRate
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.scheduler.requests.rules import check_hashes, refused
+from tierkv.scheduler.store.plans import StorePlan
+from tierkv.scheduler.store.stores import Stores
+from tierkv.types.engine import ScheduledRequest
+
+_ANY = 1 << 62
+"""More tokens than any request has."""
+
+
+class RunningRequests:
+    """Applies what an engine has scheduled. Shares records, tables, stores and the store plan with the scheduler.
+
+    Most steps of most requests compute a token, bring no block and complete no chunk. Such a step is *quiet*: it costs
+    one comparison, and the engine may leave the request out of the step.
+
+    Attributes:
+        resets: number of resets of the cache. A request's chunks are offered again at the first call after one.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
+        self,
+        records: Mapping[str, RequestRecord],
+        tables: RequestTables,
+        stores: Stores,
+        plan: StorePlan,
+        prefill: PrefillRate,
+        close_lookup: Callable[[RequestRecord], None],
+    ) -> None:
+        self._records = records
+        self._tables = tables
+        self._stores = stores
+        self._plan = plan
+        self._prefill = prefill
+        self._close_lookup = close_lookup
+        self.resets = 0
+
+    def advance(self, request_id: str, num_computed_tokens: int, num_scheduled_tokens: int) -> bool:
+        """Count the tokens that a running request computes in this step, if the step does nothing else for it.
+
+        To be called before ``build_connector_meta``, for a request that gets no block.
+
+        Returns:
+            True: leave the request out of the step. False: nothing was counted, and the request belongs in the step.
+        """
+        record = self._records.get(request_id)
+        if record is None or num_computed_tokens + num_scheduled_tokens >= record.quiet_tokens:
+            return False
+        if record.resets != self.resets:
+            return False
+        record.computed_tokens = num_computed_tokens + num_scheduled_tokens
+        record.unconfirmed_tokens = num_scheduled_tokens
+        return True
+
+    def check(self, scheduled: Sequence[ScheduledRequest], preempted: Collection[str]) -> None:
+        """Check all entries of a step, before anything changes.
+
+        Raises:
+            EngineProtocolError: an entry breaks a rule; names request and rule.
+        """
+        names: set[str] = set()
+        for entry in scheduled:
+            if entry.request_id in names:
+                raise refused(entry.request_id, " was scheduled twice in one step: give one entry per request")
+            names.add(entry.request_id)
+            self._tables.check_numbers(entry)
+            record = self._record_of(entry)
+            if record is None:
+                continue
+            if record.state is RequestState.LOADING:
+                raise refused(entry.request_id, " was scheduled before its load had ended")
+            self._tables.check_table(record, entry, is_preempted=entry.request_id in preempted)
+            check_hashes(record)
+
+    def apply(self, scheduled: Sequence[ScheduledRequest]) -> set[int]:
+        """Update the tables of all entries, and offer chunks. Returns the jobs that must end before the step writes."""
+        jobs: set[int] = set()
+        changed = []
+        # All tables first: a block that one request is given may still be in the table of another one.
+        for entry in scheduled:
+            record = self._record_of(entry)
+            if record is None:  # it is not ours, but it writes to the GPU
+                jobs |= self._tables.overwrite_blocks(self._tables.written_ids(entry))
+            elif not self._is_quiet(entry):
+                jobs |= self._update(record, entry)
+                changed.append((record, entry))
+        for record, entry in changed:
+            self._plan.on_scheduled(record, entry)
+            record.quiet_tokens = self._quiet_tokens(record)
+        return jobs
+
+    def _record_of(self, entry: ScheduledRequest) -> RequestRecord | None:
+        record = self._records.get(entry.request_id)
+        return None if record is None or record.state is RequestState.FINISHED else record
+
+    def _is_quiet(self, entry: ScheduledRequest) -> bool:
+        if entry.replaces_table or any(entry.block_ids):
+            return False
+        return self.advance(entry.request_id, entry.num_computed_tokens, entry.num_scheduled_tokens)
+
+    def _update(self, record: RequestRecord, entry: ScheduledRequest) -> set[int]:
+        record.note_resets(self.resets)
+        if record.state is not RequestState.RUNNING:
+            self._close_lookup(record)
+            record.apply(RequestEvent.SCHEDULED)
+        if entry.num_computed_tokens < record.request.num_prompt_tokens:
+            self._prefill.step_computes(entry.num_scheduled_tokens)
+        jobs = self._tables.update_table(record, entry)
+        record.computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens
+        return jobs
+
+    def _quiet_tokens(self, record: RequestRecord) -> int:
+        """Tokens from which a step does more for the request than to count its tokens."""
+        if record.computed_tokens < record.request.num_prompt_tokens:
+            return 0
+        room, due = self._tables.room_tokens(record), self._stores.due_tokens(record)
+        room = _ANY if room is None else room + 1
+        return room if due is None else min(room, due)
