@@ -78,7 +78,7 @@ def test_an_unused_broken_codec_stops_nothing(tmp_path: Path, caplog: pytest.Log
         ({}, {"codec": "badcodec"}, PluginError, "tier 'below': codec 'badcodec'"),
         ({}, {"policy": "badpolicy"}, PluginError, "tier 'below': eviction policy 'badpolicy'"),
         ({"policy": "badpolicy"}, {}, PluginError, "tier 'host': eviction policy 'badpolicy'"),
-        ({}, {"backend": "badbackend"}, BackendError, "tier 'below': backend 'badbackend'"),
+        ({}, {"backend": "badbackend", "required": True}, BackendError, "tier 'below': backend 'badbackend'"),
     ],
 )
 def test_a_plugin_that_cannot_be_opened_is_named(
@@ -100,6 +100,6 @@ def test_a_tierkv_error_is_passed_on_with_the_tier(tmp_path: Path) -> None:
         raise ours
 
     with pytest.raises(BackendError) as caught:
-        tierkv.open_stack(stack_of(tmp_path, backend="badbackend"), SPEC, plugins=registry(refuse))
+        tierkv.open_stack(stack_of(tmp_path, backend="badbackend", required=True), SPEC, plugins=registry(refuse))
     assert caught.value is ours
     assert caught.value.tier == "below"

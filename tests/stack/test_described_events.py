@@ -11,6 +11,7 @@ from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
 from tierkv.stack.stack import Stack
 from tierkv.stack.views.events import StackEvents
 from tierkv.types.block_events import BlockEvent, BlockRemoved, BlockStored
+from tierkv.types.engine import StepOutput
 
 pytest.importorskip("torch")
 
@@ -55,6 +56,17 @@ def test_a_router_receives_tokens_and_tiers(tmp_path: Path) -> None:
     assert removed
     assert removed <= {block for event in stored if event.medium == "host" for block in event.block_hashes}
     assert all(len(event.block_hashes) == 2 and event.block_size == 8 for event in stored)
+
+
+def test_payloads_are_forgotten_after_a_reset(tmp_path: Path) -> None:
+    """The event of a reset is described at one cost, so the steps after it must free the payloads."""
+    with opened(stack_config(tmp_path, tiers=[], **described())) as stack:
+        events_of(stack, prompts_of(1, 3))
+        payloads = stack.events._queue._block_events
+        assert len(payloads)
+        stack.reset_cache()
+        stack.build_connector_meta(StepOutput())
+        assert not len(payloads)
 
 
 def test_a_later_process_describes_what_it_can(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
         assert stack.metrics.counters.tokens_loaded["disk"] >= 112 + 3 * 72
-        assert stack.metrics.counters.probes["objects"] == 0  # the disk knew
+        assert stack.metrics.counters.promotions["objects"] == 0  # the disk knew
     config = stack_config(tmp_path)
     config["tiers"] = config["tiers"][1:]
     with opened(config) as stack:

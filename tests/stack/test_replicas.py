@@ -77,7 +77,8 @@ def test_the_first_replica_has_the_place_of_an_engine_without_replicas(tmp_path:
     config = over(tmp_path, "disk")
     with open_stack(config, ENGINE.engine_spec()) as alone:
         assert loaded(alone, OURS, expected) == {}
-        with pytest.raises(BackendUnavailableError, match="another `path`"), replica_of(config, 0):
+        required = {**config, "tiers": [{**table, "required": True} for table in config["tiers"]]}
+        with pytest.raises(BackendUnavailableError, match="another `path`"), replica_of(required, 0):
             pass  # not reached: the storage is locked
     with replica_of(config, 0) as first, replica_of(config, 1):
         assert loaded(first, OURS, expected) == {"local": CHUNKS}
@@ -98,6 +99,7 @@ def test_a_tier_that_is_attached_later_is_the_replicas_own_too(tmp_path: Path, e
 def test_engines_that_schedule_themselves_have_replicas_too(tmp_path: Path) -> None:
     """Replicas of staged stacks have separate storage, too."""
     config = over(tmp_path, "disk")
+    config["tiers"][0]["required"] = True
     spec = ENGINE.engine_spec()
     with open_staged_stack(config, spec):
         with pytest.raises(BackendUnavailableError):

@@ -113,6 +113,28 @@ def test_what_is_not_ours_is_not_emptied(tmp_path: Path, change: dict[str, str])
         assert stack.metrics.counters.chunks_loaded > 0
 
 
+@pytest.mark.parametrize("change", [{"backend": "fsspec"}, {"write": "read_only"}])
+def test_what_is_not_ours_goes_out_of_service_at_once(tmp_path: Path, change: dict[str, str]) -> None:
+    """New weights must find no chunk of the old ones there, and write none under their name; others keep theirs."""
+    foreign = {**disk(tmp_path), "name": "foreign", "path": str(tmp_path / "f"), **change}
+    if change.get("backend") == "fsspec":
+        foreign = {"name": "foreign", "backend": "fsspec", "url": f"file://{tmp_path}/o"}
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path), foreign])) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        stack.build_connector_meta(StepOutput())
+        written = len(list((tmp_path / "o").rglob("*")))
+        assert stack.tiers.detach_not_ours() == ("foreign",)
+        assert stack.tiers.names == ("disk",)
+        stack.reset_cache("all")
+        read = dict(stack.metrics.counters.promotions)
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        assert dict(stack.metrics.counters.promotions) == read
+        assert len(list((tmp_path / "o").rglob("*"))) == written
+        assert stack.tiers.detach_not_ours() == ()
+
+
 def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:
     """A cache that is reset right before shutdown must be empty at the next start."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:

@@ -15,11 +15,11 @@ import pytest
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.stack.opening import open_staged_stack
 from tierkv.stack.remote_worker import open_worker
-from tierkv.stack.staged import StagedStack, StagedTransfer
+from tierkv.stack.staged import StagedStack
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.transfers import NO_REQUEST, TransferJob
+from tierkv.types.transfers import NO_REQUEST, StagedTransfer, TransferJob
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.PENDING
 PAGE, BLOCKS, TOKENS = 512, 32, 16

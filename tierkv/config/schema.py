@@ -6,43 +6,13 @@ policies, and the options of backends, against the installed plugins.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from tierkv.config.units import parse_size
-
-HOST_TIER = "host"
-"""Name of the host tier in events, metrics and messages. No other tier may have it."""
-
-_TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-_DAY_S = 86_400.0
-
-
-def _check_tier_name(name: str) -> str:
-    if not _TIER_NAME.fullmatch(name):
-        raise ValueError("must be at most 32 lower-case letters, digits, - and _, a letter first")
-    if name == HOST_TIER:
-        raise ValueError(f"{HOST_TIER!r} is the name of the host tier; choose another")
-    return name
-
-
-def _default_tier_name(backend: object) -> str:
-    """Derive a valid tier name from the backend's name, so that only an invalid `backend` is reported."""
-    name = re.sub(r"[^a-z0-9_-]", "-", str(backend).lower())[:32]
-    return name if _TIER_NAME.fullmatch(name) else "unnamed"
-
-
-Size = Annotated[int, BeforeValidator(parse_size)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Threads = Annotated[int, Field(ge=1, le=256)]
-PositiveSeconds = Annotated[float, Field(gt=0, le=_DAY_S)]
-Seconds = Annotated[float, Field(ge=0, le=_DAY_S)]
-TierName = Annotated[str, AfterValidator(_check_tier_name)]
-Name = Annotated[str, Field(min_length=1)]
+from tierkv.config.values import Count, Name, PositiveSeconds, Seconds, Size, Threads, TierName, default_tier_name
 
 
 class _Model(BaseModel):
@@ -192,6 +162,17 @@ class TierConfig(_Model):
         description="Whether chunks read from this tier may be approximations. If not, lossy codecs are refused, and "
         "chunks written with them are misses.",
     )
+    accept_clear: bool = Field(
+        default=False,
+        description="Whether an encrypted tier reads frames in the clear, which a user who may write to its storage "
+        "can forge. If not, they are misses and deleted. Set it while a tier is moved to encryption.",
+    )
+    own_buffers: bool | None = Field(
+        default=None,
+        description="Whether frames are read into buffers of their own and copied to the host tier, so that a backend "
+        "that writes after its call returned changes no chunk. Default: unless the backend declares "
+        "`reads_end_with_call`.",
+    )
     policy: Name = Field(default="lru", description="Eviction policy.")
     tenant_quota: TenantQuota = None
     tenant_quotas: TenantQuotas = Field(default_factory=dict)
@@ -200,8 +181,19 @@ class TierConfig(_Model):
         description="Largest number of concurrent calls to the backend. Default: the backend's preferred concurrency, "
         "which is also the limit.",
     )
+    required: bool = Field(
+        default=False,
+        description="Whether the stack refuses to open without this tier. If not, a tier that cannot be opened is left "
+        "out and logged as an error. A place that holds other data (another program, format or namespace) is always "
+        "refused.",
+    )
+    open_deadline_s: PositiveSeconds = Field(
+        default=60.0,
+        description="Seconds for opening the backend. After that the tier cannot be opened: see `required`. Rebuilding "
+        "the lost index of a large tier takes long; the time for listing its chunks is not included.",
+    )
     probe_deadline_s: PositiveSeconds = Field(
-        default=2.0, description="Seconds for one probe of a batch. After that the chunks are misses."
+        default=2.0, description="Seconds for one probe of a batch. After that chunks without an answer are misses."
     )
     read_deadline_s: PositiveSeconds = Field(
         default=10.0, description="Seconds for one read of a batch. After that the chunks are misses."
@@ -228,7 +220,9 @@ class TierConfig(_Model):
     breaker_cooldown_s: PositiveSeconds = Field(
         default=5.0, description="Seconds before a tier with an open breaker is tried again."
     )
-    probe_keys_max: Count = Field(default=1024, description="Largest number of chunks per probe.")
+    probe_keys_max: Count = Field(
+        default=1024, description="Largest number of chunks per probe. A slow tier gets fewer."
+    )
     presence_ttl_s: Seconds = Field(
         default=30.0, description="Seconds for which a shared tier's answer that it has a chunk is cached."
     )
@@ -250,7 +244,7 @@ class TierConfig(_Model):
             return data
         common = {key: value for key, value in data.items() if key in TIER_KEYS}
         common["options"] = {key: value for key, value in data.items() if key not in TIER_KEYS}
-        common.setdefault("name", _default_tier_name(common.get("backend")))
+        common.setdefault("name", default_tier_name(common.get("backend")))
         return common
 
 
@@ -262,10 +256,14 @@ class LookupConfig(_Model):
     """Bounds of lookups, which determine the part of a prompt that can be loaded."""
 
     deadline_s: PositiveSeconds = Field(
-        default=5.0, description="Seconds after which a deferred request is answered with the chunks that are ready."
+        default=5.0,
+        description="Seconds without progress after which a tier is late: a request that waits for it is answered "
+        "with the chunks that are ready. A queue that moves, and an engine that is silent, do not count.",
     )
-    completions_per_step_max: Count = Field(
-        default=256, description="Largest number of I/O completions processed per engine step."
+    read_ahead: bool = Field(
+        default=True,
+        description="Whether chunks of requests that wait in the engine's queue are read before the engine asks: in "
+        "order of arrival, up to a quarter of `host.reserved_share`, and only while at most 5 % were read for nothing.",
     )
     recompute: Literal["auto", "off"] = Field(
         default="auto",
@@ -274,6 +272,16 @@ class LookupConfig(_Model):
     )
     load_tokens_min: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=0, description="Hits of fewer tokens are not loaded. 0: all hits are loaded."
+    )
+
+
+class StepConfig(_Model):
+    """Work that the stack does on the engine's thread in one engine step."""
+
+    keys_max: Annotated[int, Field(ge=64, le=2**31 - 1)] = Field(
+        default=1024,
+        description="Largest number of chunk operations (look up, reserve, complete, release, evict) in one step; the "
+        "rest follows in later steps. A larger number answers long prompts in fewer steps, each of which takes longer.",
     )
 
 
@@ -324,7 +332,7 @@ class RecordConfig(_Model):
         default=None,
         description="File with one JSON line per event. Each process needs its own file. Default: no record.",
     )
-    bytes_max: Annotated[int, BeforeValidator(parse_size), Field(ge=65_536)] = Field(
+    bytes_max: Annotated[Size, Field(ge=65_536)] = Field(
         default=64 * 1024**2, description="Size at which a new file is started; at least 64 KiB."
     )
     keep: Annotated[int, Field(ge=0, le=100)] = Field(
@@ -344,6 +352,7 @@ class StackConfig(_Model):
         default=(), description="Lower tiers, fastest first."
     )
     lookup: LookupConfig = Field(default_factory=LookupConfig)
+    step: StepConfig = Field(default_factory=StepConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     events: EventsConfig = Field(default_factory=EventsConfig)
     record: RecordConfig = Field(default_factory=RecordConfig)

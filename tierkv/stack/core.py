@@ -7,6 +7,7 @@ There is no policy in this module.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,13 @@ from tierkv.stack.wiring import StackWiring
 
 VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for bug reports)."""
+
+GRACE_S = 1.0
+"""Seconds that each part that is released may take beyond the time of a close."""
+
+CLOSE_GRACE_S = 6 * GRACE_S
+"""Seconds that a close may take beyond its time: calls of tiers, their backends, the event loop, the copy threads,
+observers and the record have ``GRACE_S`` each."""
 
 _POLL_S = 0.001
 
@@ -50,6 +58,7 @@ class StackCore:
         """Cache events, taken by the engine."""
         self._manager = wiring.manager
         self._dispatcher = wiring.dispatcher
+        self._completions = wiring.manager.budget.share()
         self._begin_scheduling = begin_scheduling
         self._check = check
         self._journal = journal
@@ -75,7 +84,8 @@ class StackCore:
     def _take_in(self) -> None:
         manager = self._manager
         manager.begin_step(self._clock())
-        for completion in self._dispatcher.drain(self.wiring.completions_per_step_max):
+        for completion in self._dispatcher.drain(self._completions.left):
+            self._completions.take(completion.num_keys)
             if self._is_recorded:
                 self._journal.completion(completion)
             manager.on_completion(completion)
@@ -127,8 +137,11 @@ class StackCore:
     def close(self, timeout_s: float, write_back: Callable[[float], bool]) -> bool:
         """Write everything back, then release threads, files and memory. Idempotent.
 
+        It ends within ``timeout_s`` and :data:`CLOSE_GRACE_S`, unless a worker's copy hangs. A release that fails keeps
+        no other from being made.
+
         Args:
-            timeout_s: seconds that ``write_back`` and each release may wait.
+            timeout_s: seconds for everything together.
             write_back: stores and flushes what is pending; returns whether all of it reached its tiers.
 
         Returns:
@@ -136,24 +149,27 @@ class StackCore:
         """
         if self._closed_with is None:
             self._closed_with = False
-            try:
+            deadline_s = self._clock() + timeout_s
+            with contextlib.ExitStack() as releases:
+                self._add_releases(releases, deadline_s)
                 self._closed_with = write_back(timeout_s)
-            finally:
-                try:
-                    self._release(timeout_s)
-                finally:
-                    self._journal.close(timeout_s)
         return self._closed_with
 
-    def _release(self, timeout_s: float) -> None:
+    def _add_releases(self, releases: contextlib.ExitStack, deadline_s: float) -> None:
+        """Add the releases, the last one first."""
+
+        def left_s(grace_s: float = GRACE_S) -> float:
+            return max(grace_s, deadline_s - self._clock())
+
         wiring = self.wiring
-        for worker in wiring.workers:
-            worker.shutdown()
-        self._dispatcher.close(timeout_s)
-        wiring.changes.close()
-        for copies in wiring.copies:
-            copies.close(timeout_s)
-        wiring.observers.finish(timeout_s)
-        wiring.arena.close()
+        releases.callback(lambda: self._journal.close(left_s()))
         if wiring.shared is not None:
-            wiring.shared.close()
+            releases.callback(wiring.shared.close)
+        releases.callback(wiring.arena.close)
+        releases.callback(lambda: wiring.observers.finish(left_s()))
+        for copies in wiring.copies:
+            releases.callback(lambda copies: copies.close(left_s(GRACE_S / len(wiring.copies))), copies)
+        releases.callback(wiring.changes.close)
+        releases.callback(lambda: self._dispatcher.close(left_s(0.0)))
+        for worker in wiring.workers:
+            releases.callback(worker.shutdown)

@@ -89,6 +89,7 @@ def open_stack(
             limits=_scheduler_limits(plan),
             counters=plan.counters,
             reserved_chunks_max=reserved_chunks_max(plan, opened),
+            step_keys_max=plan.config.step.keys_max,
             warn=_log.warning,
             block_events=block_events,
         )
@@ -133,7 +134,12 @@ def open_staged_stack(
     with contextlib.ExitStack() as undo:
         opened = open_tiers(plan, undo)
         manager = wire_manager(
-            plan.geometry, host_tier(plan, opened), opened.lower, plan.counters, reserved_chunks_max(plan, opened)
+            plan.geometry,
+            host_tier(plan, opened),
+            opened.lower,
+            plan.counters,
+            reserved_chunks_max(plan, opened),
+            plan.config.step.keys_max,
         )
         wiring = connect(plan, opened, manager, _block_events(plan, described=False))
         flags = CompletionFlags(plan.geometry.num_workers)
@@ -207,6 +213,7 @@ def _scheduler_limits(plan: StackPlan) -> SchedulerLimits:
         lookup_deadline_s=config.lookup.deadline_s,
         store_chunks_per_step_max=config.store.chunks_per_step_max,
         prompt_only=config.store.prompt_only,
+        reads_ahead=config.lookup.read_ahead,
         num_workers=plan.engine.num_workers,
         gpu_prefix_caching=capabilities.prefix_caching,
         weighs_recompute=config.lookup.recompute == "auto",

@@ -14,6 +14,7 @@ from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.core import StackCore
 from tierkv.stack.journal import StepJournal
+from tierkv.stack.load_warnings import LoadWarnings
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
 from tierkv.stack.views.introspection import StackIntrospection
@@ -36,6 +37,11 @@ class Stack:
     EngineProtocolError means that the engine called out of order.
     """
 
+    advance: Callable[[str, int, int], bool]
+    """Count the tokens of a running request that gets no block, if the step does nothing else for it: its id, tokens
+    computed before this step, tokens computed in it. To be called before :meth:`build_connector_meta`. True: leave the
+    request out of the step. False: nothing was counted, and the request belongs in the step. It is the scheduler's own
+    method, because one is called per request and step."""
     workers: tuple[Worker, ...]
     """Workers of this process, by rank; empty where the workers are other processes."""
     namespace: Namespace
@@ -72,6 +78,7 @@ class Stack:
         """
         core = StackCore(wiring, scheduler.begin_step, scheduler.validate, journal, clock, sleep)
         stats = StackStats()
+        self.advance = scheduler.advance
         self.workers = wiring.workers
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
@@ -85,6 +92,7 @@ class Stack:
         self._scheduler = scheduler
         self._rank_reports = rank_reports
         self._counters = wiring.counters
+        self._warnings = LoadWarnings(wiring.counters)
         self._stats = stats
         self._journal = journal
         self._is_recorded = journal.is_kept
@@ -164,7 +172,9 @@ class Stack:
         self._begin_step()
         began_s = self._clock()
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
-        self._stats.looked_up(request.request_id, began_s, self._clock(), answered=answer[0] is not None)
+        answered_s = self._clock()
+        self._stats.looked_up(request.request_id, began_s, answered_s, answered=answer[0] is not None)
+        self._warnings.answered(request.request_id, expired, answered_s)
         if self._is_recorded:
             has_expired = self._counters.deadlines_expired > expired
             self._journal.answered(request.request_id, num_computed_tokens, answer[0], expired=has_expired)
@@ -228,6 +238,17 @@ class Stack:
             self._journal.finished(request.request_id, self.request_account(request.request_id))
         return result
 
+    def drop_request(self, request_id: str) -> None:
+        """Stop to serve a request, while the engine goes on with it: a call about it was refused.
+
+        Nothing more is looked up or stored for it. Entries of later steps may name it: the blocks that they give to it
+        count as written, so transfers that use them are flushed.
+        """
+        self._stats.finished(request_id, self._clock())
+        self._scheduler.drop_request(request_id)
+        if self._is_recorded:
+            self._journal.finished(request_id, self.request_account(request_id))
+
     def request_account(self, request_id: str) -> RequestAccount | None:
         """Return a request's hit tokens by tier, stored tokens and waiting times.
 
@@ -274,6 +295,7 @@ class Stack:
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         report = self.update_connector_output(output)
+        self._scheduler.end_stores()
         self._pending_report = None if report == LoadReport() else report
 
     def close(self, timeout_s: float = 30.0) -> bool:
@@ -281,6 +303,8 @@ class Stack:
 
         Workers in other processes get no further instructions. To lose nothing, such an engine steps and hands in their
         reports until :meth:`has_pending_work` is false.
+
+        It ends within ``timeout_s`` and 6 seconds, however many tiers hang.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.

@@ -18,7 +18,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import HOST, RequestContext, ResetScope
 from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.requests.hint_reader import HintReader
-from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJob, StagedJobs
+from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.stack.core import StackCore
 from tierkv.stack.journal import NoJournal
@@ -32,26 +32,12 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import GROUP_BYTES, Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.namespace import Namespace
-from tierkv.types.transfers import SlotRef
+from tierkv.types.transfers import SlotRef, StagedTransfer
 from tierkv.worker.completion_flags import CompletionFlags
 from tierkv.worker.staged_seals import StagedSeals
 
 DESCRIBED = ("tiers", "blocks_per_chunk", "host_slots", "host_slot_bytes")
 """Names of the facts that :meth:`StagedStack.describe` returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTransfer:
-    """Instructions for one job to the workers, except their own blocks. Plain data that pickles."""
-
-    number: int
-    """Each worker calls ``mark_ended`` with it when it has ended the job."""
-    keys: tuple[Key, ...]
-    """Chunks, in order."""
-    groups: tuple[int, ...]
-    """Group of each chunk."""
-    slots: tuple[SlotRef, ...]
-    """Host slot of each chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +150,24 @@ class StagedStack:
             end_token: tokens of the prompt up to the end of the chunk.
 
         Raises:
-            EngineProtocolError: the key belongs to no group of the engine.
+            EngineProtocolError: the key has an empty hash, or belongs to no group of the engine.
         """
         if not self._core.in_step:  # saves a call per chunk
             self._begin_step()
         return self._lookups.lookup(request_id, key, self._group_of(key), end_token)
+
+    def locate(self, request_id: str, key: Key) -> LookupResult:
+        """Whether a chunk is in a tier that the request may load from. Reads nothing and holds nothing.
+
+        Args:
+            request_id: a registered request. An unknown one has no hints.
+            key: the chunk; ends with the number of its group.
+
+        Returns:
+            HIT or MISS; PENDING while its host slot is being filled; RETRY while a shared tier is asked.
+        """
+        self._begin_step()
+        return self._manager.lookup(key, self._lookups.request_context(request_id))
 
     def request_finished(self, request_id: str) -> None:
         """End a request, for any reason. Its transfers may continue."""
@@ -190,8 +189,10 @@ class StagedStack:
 
     def _group_of(self, key: Key) -> int:
         group = self._groups.get(key[-GROUP_BYTES:])
-        if group is None:
-            raise EngineProtocolError(f"chunk {key.hex()} belongs to no group of this engine", key=key)
+        if group is None or len(key) == GROUP_BYTES:
+            raise EngineProtocolError(
+                f"chunk {key.hex()} has an empty hash, or belongs to no group of this engine", key=key
+            )
         return group
 
     # -- loads -------------------------------------------------------------------------------------------------------
@@ -210,8 +211,7 @@ class StagedStack:
         self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
-        number = self._jobs.begin_load(request_id, ordered, groups, grant.slots)
-        return StagedTransfer(number, ordered, groups, grant.slots)
+        return self._jobs.begin_load(request_id, ordered, groups, grant.slots)
 
     def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
         """Count chunks by tier, and tokens by the first group in lookup order that loads any chunk."""
@@ -250,12 +250,13 @@ class StagedStack:
         wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
         if not wanted:
             return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
+        group_of, end_of = {key: self._group_of(key) for key in wanted}, dict(chunks)
+        offered = [(key, end_of[key]) for key in wanted]
         self._update_time()
         number = self._flags.allocate(is_store=True)
         if number == NO_FLAG:
             self._counters.stores_refused += 1
             return None
-        offered = [(key, self._group_of(key)) for key in wanted]
         grant, taken = self._manager.prepare_store(offered, ctx), len(offered)
         least = self._manager.store_chunks_max
         while grant is None and len(offered) > 2 * least and taken > least:
@@ -267,12 +268,11 @@ class StagedStack:
             self._flags.release(number)
         if grant is None:
             return None
-        group_of = dict(offered)
-        groups = tuple([group_of[key] for key in grant.keys])
+        job = StagedTransfer(number, grant.keys, tuple([group_of[key] for key in grant.keys]), grant.slots)
         if grant.keys:
             self._seals.open_slots(grant.slots)
-            self._jobs.begin_store(grant.keys, groups, grant.slots, number)
-        return StagedStore(StagedTransfer(number, grant.keys, groups, grant.slots), grant.evicted)
+            self._jobs.begin_store(job)
+        return StagedStore(job, grant.evicted)
 
     def complete_store(self, keys: Iterable[Key], *, success: bool = True) -> None:
         """End the jobs that stored these chunks, after all workers did.
@@ -287,7 +287,7 @@ class StagedStack:
         if jobs:
             self._core.submit_ops()
 
-    def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
+    def _end_store(self, job: StagedTransfer, failed: frozenset[Key]) -> None:
         self._manager.complete_store(job.slots, failed)
         lead = self.geometry.lookup_order[0]
         good = job.groups.count(lead)
@@ -372,6 +372,8 @@ class StagedStack:
     def close(self, timeout_s: float = 30.0) -> bool:
         """Flush, then release threads, files and memory. Idempotent.
 
+        It ends within ``timeout_s`` and 6 seconds, however many tiers hang.
+
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
         """
@@ -394,5 +396,5 @@ class StagedStack:
         self.close()
 
 
-def _chunks(job: StagedJob) -> Iterable[tuple[Key, int, SlotRef]]:
+def _chunks(job: StagedTransfer) -> Iterable[tuple[Key, int, SlotRef]]:
     return zip(job.keys, job.groups, job.slots, strict=True)

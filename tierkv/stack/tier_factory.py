@@ -5,8 +5,6 @@ A stack opens its tiers with it when it starts, and those that are attached late
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +14,7 @@ from tierkv.abc import (
     AsyncBackend,
     Backend,
     BackendContext,
+    Capabilities,
     Codec,
     CodecContext,
     CodecPlugin,
@@ -39,9 +38,12 @@ from tierkv.plugins.calls import open_value
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.policies.guarded import GuardedPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
+from tierkv.stack.timed_opening import close_backend, open_within
+from tierkv.structures.key_table import KeyDirectory
 from tierkv.tiers.framing import FrameRules
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
+from tierkv.types.geometry import Geometry
 from tierkv.types.keys import tenant_of_salt
 from tierkv.types.namespace import Namespace
 
@@ -62,6 +64,7 @@ class TierFactory:
         arena: memory of the host slots.
         counters: count failed policies.
         tenants_max: tenants with a quota of their own, in each tier.
+        geometry: sizes of the groups' chunks.
         replica: number of the engine (:class:`tierkv.types.engine.EngineSpec`).
     """
 
@@ -74,6 +77,7 @@ class TierFactory:
         arena: HostArena,
         counters: CoreCounters,
         tenants_max: int,
+        geometry: Geometry,
         replica: int = 0,
     ) -> None:
         self._registry = registry
@@ -83,12 +87,14 @@ class TierFactory:
         self._arena = arena
         self._counters = counters
         self._tenants_max = tenants_max
+        self._geometry = geometry
         self._replica_namespace = replace(namespace, replica=replica)
 
     def open_tier(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """Open the backend of a tier and wrap it. codecs: by name, those that may have written stored frames.
 
         Raises:
+            OpenDeadlineError: the backend was not opened in time.
             BackendError: the backend cannot be opened; says what to do.
             ConfigError: the tier's codec does not suit the engine's payloads, or lacks what it needs.
             PluginError: backend or codec is broken.
@@ -103,19 +109,23 @@ class TierFactory:
             config.capacity,
             partial(recognise_frame, self._sealer.namespace, capabilities.alignment),
         )
-        backend = open_value(
+        make = partial(
+            open_value,
             f"backend {tier.backend.name!r}",
             self._registry.backends[tier.backend.name].origin,
             partial(tier.backend.open, context, tier.options),
             tier=config.name,
             error=BackendError,
         )
+        backend = open_within(config.name, make, config.open_deadline_s)
         try:
             return Tier(
                 config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,
-                rules=FrameRules(codec.lossy, codec.conceals, config.lossy),
+                rules=FrameRules(codec.lossy, codec.conceals, config.lossy, config.accept_clear),
                 retry=RetryLimits(attempts=config.retries + 1),
                 timing=Timing(self._runtime.clock, self._runtime.io_sleep, self._runtime.rng),
+                geometry=self._geometry,
+                own_buffers=_needs_own_buffers(config, capabilities),
             )  # fmt: skip
         except BaseException:
             close_backend(backend)
@@ -166,8 +176,17 @@ class TierFactory:
         policy = open_value(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
         return policy if origin.is_builtin else GuardedPolicy(policy, tier, self._counters)
 
-    def make_table(self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend) -> LowerTier:
-        """Make the empty table of a tier for the manager. backend: may state its room (:class:`SupportsRoomLimit`).
+    def make_table(
+        self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend, directory: KeyDirectory | None = None
+    ) -> LowerTier:
+        """Make the empty table of a tier for the manager.
+
+        Args:
+            index: number of the tier.
+            tier: its description.
+            backend: may state its room (:class:`SupportsRoomLimit`).
+            directory: directory of keys to share with other tiers. None for a tier that is attached to a running
+                stack: another thread fills its table.
 
         Raises:
             PluginError: policy or backend is broken.
@@ -184,6 +203,7 @@ class TierFactory:
             read_deadline_s=config.read_deadline_s,
             write_deadline_s=config.write_deadline_s,
             probe_keys_max=config.probe_keys_max,
+            concurrency=dispatch_limits(tier).concurrency(tier.backend.capabilities.preferred_concurrency),
             presence_ttl_s=config.presence_ttl_s,
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
@@ -191,7 +211,12 @@ class TierFactory:
             exact=not config.lossy,
         )
         policy = self._make_policy_with_quotas(config, tier.policy, capacity, config.name)
-        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
+        salt = self._runtime.rng.getrandbits(32)
+        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy, directory, rank_salt=salt)
+
+
+def _needs_own_buffers(config: TierConfig, capabilities: Capabilities) -> bool:
+    return not capabilities.reads_end_with_call if config.own_buffers is None else config.own_buffers
 
 
 def _checked_room(room_bytes: object, tier: str) -> int:
@@ -208,13 +233,6 @@ def share_host_slots(tables: Sequence[LowerTier], num_slots: int, pinned: int = 
     share = (int(num_slots * PINNED_BY_WRITES_SHARE) - pinned) // max(1, len(tables))
     for table in tables:
         table.queue_chunks_max = max(1, min(table.limits.queue_chunks_max, share))
-
-
-def close_backend(backend: Backend | AsyncBackend) -> None:
-    """Close a backend that will not be used, so that its locks do not outlive the error."""
-    result = backend.close()
-    if inspect.iscoroutine(result):
-        asyncio.run(result)
 
 
 def dispatch_limits(tier: ResolvedTier) -> TierLimits:

@@ -26,7 +26,8 @@ from tierkv.errors import BackendError, EngineProtocolError, TierKVError
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.plugins.registry import PluginRegistry
-from tierkv.stack.tier_factory import TierFactory, close_backend, dispatch_limits, share_host_slots
+from tierkv.stack.tier_factory import TierFactory, dispatch_limits, share_host_slots
+from tierkv.stack.timed_opening import close_backend
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 
@@ -147,9 +148,9 @@ class TierChanges:
         self._check_names(resolved.config.name, before)
         tier = self._factory.open_tier(resolved, self._codecs_for(resolved))
         try:
-            entries = self._scan(tier, scan_timeout_s)
+            entries, ranks = self._scan(tier, scan_timeout_s)
             lower = self._factory.make_table(next(self._indices), resolved, tier.backend)
-            lower.load_index(entries)
+            lower.load_index(entries, ranks)
         except BaseException:
             close_backend(tier.backend)
             raise
@@ -185,13 +186,13 @@ class TierChanges:
     def _codecs_for(self, tier: ResolvedTier) -> Mapping[str, Codec]:
         return self._codecs if tier.codec.name in self._codecs else self._factory.open_codecs([tier])
 
-    def _scan(self, tier: Tier, timeout_s: float) -> list[tuple[Key, int]]:
+    def _scan(self, tier: Tier, timeout_s: float) -> tuple[Sequence[tuple[Key, int]], Sequence[int]]:
         runtime = self._runtime
         for result in scan_all([tier], timeout_s, runtime.clock, runtime.engine_sleep, runtime.spawn):
             if result.error:
                 raise BackendError(f"cannot tell what it holds: {result.error}", tier=tier.name)
-            return list(result.entries)
-        return []
+            return result.entries, result.ranks
+        return (), ()
 
     # -- the engine's thread -----------------------------------------------------------------------------------------
 

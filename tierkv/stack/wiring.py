@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkv.abc import Codec
-from tierkv.config.resolving import ResolvedStack
+from tierkv.config.resolving import ResolvedStack, ResolvedTier
 from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import ConfigError
+from tierkv.errors import BackendError, ConfigError, NamespaceMismatchError
 from tierkv.frames.frame import PARTS_MAX
 from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.host.host_tier import HostTier
@@ -32,8 +32,10 @@ from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.events.event_queue import EventQueue
 from tierkv.stack.observers import Observers
 from tierkv.stack.remote_worker import WorkerSetup
-from tierkv.stack.tier_factory import TierFactory, close_backend, dispatch_limits, share_host_slots
+from tierkv.stack.tier_factory import TierFactory, dispatch_limits, share_host_slots
 from tierkv.stack.tier_lifecycle import SCAN_TIMEOUT_S, TierChanges
+from tierkv.stack.timed_opening import close_backend
+from tierkv.structures.key_table import KeyDirectory
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
@@ -41,6 +43,7 @@ from tierkv.types.namespace import Namespace
 from tierkv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
+_LEFT_OUT = "%s. The stack opens without tier %r; stack.tiers.attach adds it, required = true makes this an error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,6 @@ class StackWiring:
     """Events that the engine has not taken yet."""
     changes: TierChanges
     """Tiers to be attached or detached."""
-    completions_per_step_max: int
-    """I/O results taken in per step; the rest waits."""
 
 
 def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
@@ -169,8 +170,11 @@ def plan_stack(
 def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     """Map the arena, open the lower tiers and start their dispatch. undo: closes them if a later part fails.
 
+    A tier that cannot be opened, or not within its ``open_deadline_s``, is left out and logged, unless it is required.
+
     Raises:
-        BackendError: a tier cannot be opened.
+        NamespaceMismatchError: the place of a tier holds other data.
+        BackendError: a required tier cannot be opened.
         PluginError: a plugin is broken.
         ConfigError: a codec does not suit the engine's payloads.
     """
@@ -183,22 +187,31 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     undo.callback(arena.close)
     factory = TierFactory(
         plan.registry, runtime, plan.namespace, plan.sealer, arena, plan.counters,
-        config.tenants.tracked_max, plan.engine.replica,
+        config.tenants.tracked_max, plan.geometry, plan.engine.replica,
     )  # fmt: skip
     codecs = factory.open_codecs(plan.resolved.tiers)
     with contextlib.ExitStack() as unopened:
         tiers: list[Tier] = []
+        served: list[ResolvedTier] = []
         for resolved in plan.resolved.tiers:
-            tier = factory.open_tier(resolved, codecs)
+            try:
+                tier = factory.open_tier(resolved, codecs)
+            except BackendError as error:
+                if resolved.config.required or isinstance(error, NamespaceMismatchError):
+                    raise
+                _log.error(_LEFT_OUT, error, resolved.config.name)
+                continue
             unopened.callback(close_backend, tier.backend)
             tiers.append(tier)
+            served.append(resolved)
         unopened.pop_all()  # from here on the dispatcher closes them
-    limits = [dispatch_limits(resolved) for resolved in plan.resolved.tiers]
+    limits = [dispatch_limits(resolved) for resolved in served]
     dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
     undo.callback(dispatcher.close, 0.0)
+    directory = KeyDirectory()
     lower = [
-        factory.make_table(index, resolved, tier.backend)
-        for index, (resolved, tier) in enumerate(zip(plan.resolved.tiers, tiers, strict=True))
+        factory.make_table(index, resolved, tier.backend, directory)
+        for index, (resolved, tier) in enumerate(zip(served, tiers, strict=True))
     ]
     share_host_slots(lower, arena.num_slots)
     return OpenedTiers(arena, shared, dispatcher, factory, codecs, lower)
@@ -232,7 +245,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
         geometry=plan.geometry,
         counters=plan.counters,
         observers=_observers(plan),
-        events=EventQueue(block_events, plan.counters, kept=config.events.enabled),
+        events=EventQueue(block_events, plan.counters, manager.budget.share(), kept=config.events.enabled),
         changes=TierChanges(
             opened.factory,
             plan.registry,
@@ -240,20 +253,16 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
             opened.codecs,
             manager=manager,
             dispatcher=opened.dispatcher,
-            names=[tier.config.name for tier in plan.resolved.tiers],
+            names=[tier.name for tier in opened.lower],
             num_slots=opened.arena.num_slots,
         ),
-        completions_per_step_max=config.lookup.completions_per_step_max,
     )
 
 
 def _list_contents(opened: OpenedTiers) -> None:
     """Index the stored chunks of each tier. A tier that cannot list them is out of service; its breaker opens."""
     for result in opened.dispatcher.scan_all(SCAN_TIMEOUT_S):
-        tier = opened.lower[result.tier]
-        if result.error:
-            _log.warning("tier %s is out of service: %s", tier.name, result.error)
-        tier.load_index(result.entries)
+        opened.lower[result.tier].load_index(result.entries, result.ranks)
 
 
 def _workers(plan: StackPlan, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:

@@ -97,6 +97,7 @@ class HostTransfer:
 
     def result(self) -> CopyResult:
         """Return its result. Every key of a job that could not run has failed."""
-        if self._future.cancelled() or self._future.exception() is not None:
+        try:  # one call that takes the future's lock, in place of three
+            return self._future.result()
+        except Exception:  # noqa: BLE001 - whatever kept the job from running
             return failed_result(self._job)
-        return self._future.result()

@@ -34,6 +34,9 @@ from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 GPU_STAGING_BYTES = 128 << 20
 """Default of the device memory that stages chunks, in bytes."""
 
+_NOTHING = WorkerOutput()
+"""Report of a worker without ended jobs, as in most steps."""
+
 
 class Worker:
     """Transfers of one rank. All methods belong to the worker's own thread; copies run on the threads of ``submit``.
@@ -148,9 +151,11 @@ class Worker:
 
     def get_finished(self) -> WorkerOutput:
         """Return the jobs that have ended since the last call. Does not wait."""
+        if not self._running:
+            return _NOTHING
         ended = [job_id for job_id, (_, transfer) in self._running.items() if transfer.done()]
         if not ended:
-            return WorkerOutput()
+            return _NOTHING
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
         parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
@@ -167,12 +172,9 @@ class Worker:
         return WorkerOutput(finished, failed, parts, transfers.data if transfers else {})
 
     def _count(self, job: TransferJob, result: CopyResult) -> None:
-        groups = self._geometry.groups
-        copied = sum(
-            groups[g].worker_bytes
-            for key, g in zip(job.keys, job.chunk_groups, strict=True)
-            if key not in result.failed
-        )
+        groups, failed = self._geometry.groups, result.failed
+        sizes = [groups[g].worker_bytes for key, g in zip(job.keys, job.chunk_groups, strict=True) if key not in failed]
+        copied = sum(sizes)
         began_s = self._began_s.pop(job.job_id)
         # If the copy itself was not timed, the time from its start to now is an upper bound.
         seconds = self._clock() - began_s if result.seconds is None else result.seconds

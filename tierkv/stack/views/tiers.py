@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.watched import TierCondition
 from tierkv.policies.quotas import usage_by_tier
 from tierkv.stack.tier_lifecycle import TierChange, TierChanges
 
@@ -53,6 +54,21 @@ class StackTiers:
         """
         return self._changes.detach(name, timeout_s)
 
+    def detach_not_ours(self) -> tuple[str, ...]:
+        """Take every tier out of service that a reset of all tiers must not empty: shared ones, and read-only ones.
+
+        Between steps; does not wait. The tiers are neither read nor written from now on, and keep their chunks.
+
+        Returns:
+            Their names.
+        """
+        names = self._manager.tiers.not_ours
+        for name in names:
+            self.detach(name)
+        if names:
+            self._changes.apply()
+        return names
+
     def has_waiting_writes(self) -> bool:
         """Whether chunks are queued for a lower tier that accepts no more at present: only a step submits them.
 
@@ -60,6 +76,10 @@ class StackTiers:
         time is lost: the engine's next steps, a flush and a close submit them.
         """
         return any(tier.has_backlog for tier in self._manager.tiers)
+
+    def has_pending_changes(self) -> bool:
+        """Whether chunks are queued for, or being written to, a lower tier, or are still to be deleted by a reset."""
+        return self._manager.has_pending_changes
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters of dispatch, per lower tier; the fields of :class:`tierkv.dispatch.stats.TierStats`. Any thread."""
@@ -73,6 +93,18 @@ class StackTiers:
         (docs/explanation/load-or-recompute.md).
         """
         return self._manager.read_costs.speeds()
+
+    def health(self) -> dict[str, TierCondition]:
+        """Whether each lower tier is in service, and whether it can be written. Any thread."""
+        return latest_by_name(self._changes, self._dispatcher.health())
+
+    def room(self) -> dict[str, int]:
+        """Bytes that each lower tier may hold: its capacity, or less while its backend reports that it is full.
+
+        Tiers without a bound are left out. Any thread.
+        """
+        room = {tier.name: tier.residency.capacity_bytes for tier in tuple(self._manager.tiers)}
+        return {name: room_bytes for name, room_bytes in room.items() if room_bytes is not None}
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Bytes by tenant, in each tier with quotas; a tenant's name is the digest of its salt in hex.

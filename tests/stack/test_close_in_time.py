@@ -1,0 +1,85 @@
+"""Close of a stack whose tier hangs or fails: it ends in time, and everything else is released."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worker_ranks
+from stack_bed import Faults
+
+import tierkv
+from tierkv.dispatch.runtime import Runtime
+from tierkv.stack.core import CLOSE_GRACE_S
+from tierkv.stack.stack import Stack
+from tierkv.testing.faults import hang_until
+
+TIMEOUT_S = 7.0
+
+
+class EngineClock:
+    """Clock that only the waits of the engine's thread move."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, and other threads run."""
+        self.now_s += seconds
+        time.sleep(0)
+
+
+def opened_with_a_store(place: Path, faults: Faults, runtime: Runtime | None = None) -> Stack:
+    """Open a stack over a faulty disk, in whose host tier two chunks wait to be written."""
+    disk = {"backend": "faulty", "path": str(place), "capacity": "8MiB", "min_free_bytes": 0, "write": "back"}
+    config = worker_ranks.config_of(tiers=[disk])
+    stack = tierkv.open_stack(config, worker_ranks.spec_of(1), plugins=faults.registry(), runtime=runtime or Runtime())
+    driver = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker) for worker in stack.workers])
+    driver.store(driver.request(range(64)), [1, 2, 3, 4])
+    return stack
+
+
+def test_a_close_with_a_hung_tier_ends_within_its_time(tmp_path: Path) -> None:
+    """Each phase once had the whole time again, so that a server was killed in the middle of its close."""
+    faults, clock, released = Faults(), EngineClock(), threading.Event()
+    stack = opened_with_a_store(tmp_path, faults, Runtime(clock=clock, engine_sleep=clock.sleep))
+    faults.last.add("write", hang_until(released))
+    began_s = clock.now_s
+    assert not stack.close(TIMEOUT_S)
+    assert TIMEOUT_S <= clock.now_s - began_s <= TIMEOUT_S + CLOSE_GRACE_S
+    released.set()
+
+
+def test_a_release_that_fails_keeps_no_other_from_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads, memory and the record are released, and the error reaches the caller."""
+    stack = opened_with_a_store(tmp_path, Faults())
+    wiring: Any = stack._core.wiring
+    made: list[str] = []
+
+    def fail_after(close: Callable[..., Any]) -> Callable[..., None]:
+        def failing(*arguments: Any) -> None:
+            close(*arguments)
+            raise RuntimeError("this release fails")
+
+        return failing
+
+    def note(name: str, close: Callable[..., Any]) -> Callable[..., None]:
+        def noted(*arguments: Any) -> None:
+            made.append(name)
+            close(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(wiring.dispatcher, "close", fail_after(wiring.dispatcher.close))
+    monkeypatch.setattr(wiring.changes, "close", note("changes", wiring.changes.close))
+    monkeypatch.setattr(wiring.arena, "close", note("arena", wiring.arena.close))
+    with pytest.raises(RuntimeError, match="this release fails"):
+        stack.close(TIMEOUT_S)
+    assert made == ["changes", "arena"]

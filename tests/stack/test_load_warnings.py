@@ -1,0 +1,74 @@
+"""Log lines about load: an operator learns why hits are lost, and the log stays short."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stack_bed import Faults, opened, prompts_of, serve, stack_config
+
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.lookup.read_ahead import CREDIT_CHUNKS
+from tierkv.stack.load_warnings import WARNING_INTERVAL_S, LoadWarnings
+from tierkv.testing.faults import hang_until
+
+Expected = Callable[..., list[list[int]]]
+
+
+def test_late_lookups_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """A hung tier makes every lookup late: one line a minute names a request, and counts the others."""
+    counters = CoreCounters()
+    warnings = LoadWarnings(counters)
+    warnings.answered("none", 0, 0.0)
+    assert not caplog.records
+    for number in range(5):
+        counters.deadlines_expired += 1
+        warnings.answered(f"r{number}", number, float(number))
+    counters.deadlines_expired += 1
+    warnings.answered("r5", 5, WARNING_INTERVAL_S)
+    assert ["'r0' was late" in record.getMessage() for record in caplog.records] == [True, False]
+    assert caplog.records[1].getMessage().endswith("(4 more since the previous one)")
+
+
+def test_the_end_of_reading_ahead_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It stops when too many reads were for nothing: one line when it stops, and again after it went on."""
+    counters = CoreCounters()
+    warnings = LoadWarnings(counters)
+    counters.chunks_read_in_vain = 1
+    warnings.answered("a", 0, 0.0)
+    assert not caplog.records
+    for now_s in (1.0, 2.0):
+        counters.chunks_read_in_vain += CREDIT_CHUNKS
+        warnings.answered("a", 0, now_s)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["reading ahead has stopped"]
+    counters.promotions["disk"] = 10_000
+    counters.chunks_read_in_vain += 1
+    warnings.answered("a", 0, 3.0)
+    counters.chunks_read_in_vain = 10_000
+    warnings.answered("a", 0, WARNING_INTERVAL_S + 2.0)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.needs_torch
+def test_a_stack_logs_a_late_lookup(
+    tmp_path: Path, faults: Faults, expected: Expected, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads hang: the lookups of three prompts are late, and the log has one line for them."""
+    prompts = prompts_of(11, 3)
+    release = threading.Event()
+    tier = {"backend": "faulty", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0}
+    config = stack_config(tmp_path, lookup={"deadline_s": 0.2}, tiers=[{**tier, "read_deadline_s": 30.0}])
+    with opened(config, plugins=faults.registry()) as stack:
+        serve(stack, prompts)
+        assert not caplog.records
+    try:
+        with opened(config, plugins=faults.registry()) as stack:
+            faults.last.add("read_into", hang_until(release))
+            assert serve(stack, prompts) == expected(prompts)
+            assert stack.metrics.counters.deadlines_expired > 0
+            assert sum("was late" in record.getMessage() for record in caplog.records) == 1
+            release.set()
+    finally:
+        release.set()

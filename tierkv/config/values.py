@@ -1,0 +1,39 @@
+"""Kinds of values in a stack description: sizes, counts, times, names."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from tierkv.config.units import parse_size
+
+HOST_TIER = "host"
+"""Name of the host tier in events, metrics and messages. No other tier may have it."""
+
+_TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_DAY_S = 86_400.0
+
+
+def _check_tier_name(name: str) -> str:
+    if not _TIER_NAME.fullmatch(name):
+        raise ValueError("must be at most 32 lower-case letters, digits, - and _, a letter first")
+    if name == HOST_TIER:
+        raise ValueError(f"{HOST_TIER!r} is the name of the host tier; choose another")
+    return name
+
+
+def default_tier_name(backend: object) -> str:
+    """Derive a valid tier name from the backend's name, so that only an invalid `backend` is reported."""
+    name = re.sub(r"[^a-z0-9_-]", "-", str(backend).lower())[:32]
+    return name if _TIER_NAME.fullmatch(name) else "unnamed"
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Threads = Annotated[int, Field(ge=1, le=256)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=_DAY_S)]
+Seconds = Annotated[float, Field(ge=0, le=_DAY_S)]
+TierName = Annotated[str, AfterValidator(_check_tier_name)]
+Name = Annotated[str, Field(min_length=1)]
