@@ -27,7 +27,7 @@ def ask(engine: EngineProcess, seed: str, **options: Any) -> None:
 
 
 def test_vllm_wants_steps_until_everything_is_down(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
-    """Its scheduler has no request, and says all the same that there is something to do, until there is not."""
+    """Its scheduler has no request, but reports pending work until every chunk is written."""
     with start_engine(setup_over(seam, tmp_path)) as engine:
         ask(engine, "steps")
         assert objects_in(tmp_path) < ASKED * CHUNKS, "one at a time: some of them have to wait"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,7 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
             data_parallel_index=0,
         ),
         attention_config=SimpleNamespace(backend=None),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
         speculative_config=None,
         kv_transfer_config=SimpleNamespace(kv_role="kv_both"),
     )
@@ -168,6 +170,15 @@ def test_what_changes_the_bytes_changes_the_shape(changes: dict[str, Any]) -> No
     assert engine_spec(vllm_config(**changes), kv_cache_config(FULL)) != plain
 
 
+def test_other_weights_in_the_same_folder_change_the_shape(tmp_path: Path) -> None:
+    """A model that was trained on keeps its path, and the sizes of its files."""
+    shapes = []
+    for content in (b"first", b"other", b"first"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        shapes.append(engine_spec(vllm_config(model__model=str(tmp_path)), kv_cache_config(FULL)))
+    assert shapes[0] == shapes[2] != shapes[1]
+
+
 def test_a_data_parallel_replica_has_its_number() -> None:
     """Replicas get one configuration, and a place each in tiers that one process at a time may open. vLLM's rank says
     0 in all of them where they need not step together, its index does not."""
@@ -186,9 +197,9 @@ def test_other_layers_in_a_group_change_the_shape() -> None:
     assert engine_spec(vllm_config(), config) != engine_spec(vllm_config(), other)
 
 
-def drafting(method: str, *, keeps_kv: bool) -> SimpleNamespace:
+def drafting(method: str, *, keeps_kv: bool, parallel: bool = False) -> SimpleNamespace:
     """A speculative configuration."""
-    return SimpleNamespace(method=method, uses_draft_kv_cache=lambda: keeps_kv)
+    return SimpleNamespace(method=method, uses_draft_kv_cache=lambda: keeps_kv, parallel_drafting=parallel)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +209,13 @@ def drafting(method: str, *, keeps_kv: bool) -> SimpleNamespace:
         ({"parallel__decode_context_parallel_size": 2}, ["decode_context_parallel_size = 2"]),
         ({"parallel__prefill_context_parallel_size": 4}, ["prefill_context_parallel_size = 4"]),
         ({"parallel__nnodes_within_dp": 2, "parallel__nnodes": 2}, ["nnodes = 2", "share a tier"]),
-        ({"speculative": drafting("eagle3", keeps_kv=True)}, ["'eagle3'", "ngram"]),
+        ({"speculative": drafting("mtp", keeps_kv=True)}, ["method = 'mtp'", "'eagle3'", "ngram"]),
+        ({"speculative": drafting("dflash", keeps_kv=True)}, ["method = 'dflash'"]),
+        ({"speculative": drafting("eagle", keeps_kv=True, parallel=True)}, ["parallel_drafting = True", "False"]),
+        (
+            {"cache__enable_prefix_caching": False, "scheduler__enable_chunked_prefill": False},
+            ["enable_prefix_caching = False", "enable_chunked_prefill = False", "to True"],
+        ),
     ],
     ids=str,
 )
@@ -209,9 +226,25 @@ def test_an_engine_that_cannot_be_served_is_told_what_to_change(changes: dict[st
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+@pytest.mark.parametrize("off", ["cache__enable_prefix_caching", "scheduler__enable_chunked_prefill"])
+def test_one_way_to_compute_behind_a_prefix_is_enough(off: str) -> None:
+    """An engine without a prefix cache of its own still goes on behind the first part of a prompt."""
+    assert engine_spec(vllm_config(**{off: False}), kv_cache_config(FULL))
+
+
 def test_drafts_without_kv_are_served() -> None:
     """N-gram speculation keeps nothing in the KV cache."""
     assert engine_spec(vllm_config(speculative=drafting("ngram", keeps_kv=False)), kv_cache_config(FULL))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_drafts_with_layers_of_their_own_are_served(method: str) -> None:
+    """Engines answer in ``test_speculation``; here, that the layers of a draft make another namespace."""
+    plain, beside = kv_cache_config(FULL), kv_cache_config(FULL)
+    for layers in (beside.kv_cache_groups[0].layer_names, beside.kv_cache_tensors[0].layers):
+        layers[-1] = "draft.0"
+    config = vllm_config(speculative=drafting(method, keeps_kv=True))
+    assert engine_spec(config, beside) != engine_spec(config, plain)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from abc import ABC, abstractmethod
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
@@ -13,11 +12,16 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, Offloadin
 from vllm.version import __version__ as vllm_version
 
 from tierkv.integrations import vllm as adapter
+from tierkv.integrations.vllm import signatures
 from tierkv.integrations.vllm.metrics import TierKVPromMetrics, TierKVStats
+from tierkv.integrations.vllm.signatures import (
+    functions,
+    misfits,
+    misfits_of_call,
+    misfits_of_class,
+    missing_names,
+)
 from tierkv.integrations.vllm.versions import SUPPORTED
-
-Kind = inspect._ParameterKind
-NAMED = (Kind.POSITIONAL_OR_KEYWORD, Kind.KEYWORD_ONLY)
 
 
 def ours(base: type) -> type:
@@ -36,37 +40,6 @@ BASES: dict[str, type] = {
 }
 
 
-def functions(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Public methods that a class defines, or inherits from a class other than ``object``; unbound."""
-    for name in dir(kind):
-        item = inspect.getattr_static(kind, name)
-        function = item.__func__ if isinstance(item, classmethod | staticmethod) else item
-        if inspect.isfunction(function) and (not name.startswith("_") or name == "__init__"):
-            yield name, function
-
-
-def misfits(called: Callable[..., Any], defined: Callable[..., Any]) -> list[str]:
-    """In what a call made for one signature would not fit another."""
-    theirs, mine = inspect.signature(called).parameters, inspect.signature(defined).parameters
-    takes_all = {parameter.kind for parameter in mine.values()}
-    wrong = []
-    for position, (name, parameter) in enumerate(theirs.items()):
-        if parameter.kind in NAMED and name not in mine and Kind.VAR_KEYWORD not in takes_all:
-            wrong.append(f"has no parameter {name!r}")
-        elif parameter.kind is Kind.POSITIONAL_OR_KEYWORD and name in mine and list(mine).index(name) != position:
-            wrong.append(f"parameter {name!r} stands elsewhere")
-        elif parameter.kind in (Kind.VAR_KEYWORD, Kind.VAR_POSITIONAL) and parameter.kind not in takes_all:
-            wrong.append(f"takes no {parameter}")
-        elif name in mine and parameter.default is not parameter.empty and mine[name].default is parameter.empty:
-            wrong.append(f"wants {name!r}, which callers may leave out")
-    wrong += [
-        f"wants {name!r}, which is not given"
-        for name, parameter in mine.items()
-        if parameter.default is parameter.empty and parameter.kind in NAMED and name not in theirs
-    ]
-    return wrong
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_every_abstract_method_is_there(base: str) -> None:
     """VLLM makes the object when the engine starts: a method that is missing would be found by a user."""
@@ -75,21 +48,12 @@ def test_every_abstract_method_is_there(base: str) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 def test_every_call_of_vllm_fits(base: str) -> None:
-    """By position and by name, with and without what may be left out: as the abstract class says it will be called."""
+    """By position and by name, with and without what may be left out: as the abstract class says it will be called.
+
+    VLLM asks classes before it has objects, and reads properties without a call: each stays of its kind."""
     theirs, mine = dict(functions(BASES[base])), dict(functions(ours(BASES[base])))
-    wrong = {name: misfits(theirs[name], mine[name]) for name in theirs if name != "__init__"}
-    assert not {name: problems for name, problems in wrong.items() if problems}
+    assert list(misfits_of_class(BASES[base], ours(BASES[base]))) == []
     assert any(theirs[name] is not mine[name] for name in theirs)
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_what_is_a_property_or_a_class_method_stays_one(base: str) -> None:
-    """VLLM asks classes before it has objects, and reads properties without a call."""
-    for name in dir(BASES[base]):
-        if not name.startswith("_"):
-            theirs, mine = (inspect.getattr_static(kind, name) for kind in (BASES[base], ours(BASES[base])))
-            for kind in (property, classmethod, staticmethod):
-                assert isinstance(theirs, kind) == isinstance(mine, kind), name
 
 
 def test_the_connector_says_that_it_serves_several_groups() -> None:
@@ -109,11 +73,55 @@ def test_the_check_knows_what_does_not_fit() -> None:
     def wants(self: object, a: int, b: int = 0, *, c: int = 0, d: int) -> None: ...
     def open_(self: object, a: int, **rest: int) -> None: ...
 
-    assert misfits(called, fits) == misfits(called, open_) == []
-    assert misfits(called, lacks) == ["has no parameter 'b'"]
-    assert len(misfits(called, swaps)) == 2
-    assert misfits(called, needs) == ["wants 'b', which callers may leave out"]
-    assert misfits(called, wants) == ["wants 'd', which is not given"]
+    assert misfits_of_call(called, fits) == misfits_of_call(called, open_) == []
+    assert misfits_of_call(called, lacks) == ["has no parameter 'b'"]
+    assert len(misfits_of_call(called, swaps)) == 2
+    assert misfits_of_call(called, needs) == ["requires 'b', which callers may omit"]
+    assert misfits_of_call(called, wants) == ["requires 'd', which is not given"]
+
+
+def test_what_is_read_and_called_is_there() -> None:
+    """The tables name attributes and functions of this vLLM, and nothing that does not exist."""
+    assert missing_names() == []
+    assert misfits() == []
+
+
+def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renamed attribute, a removed class and a function with another argument would fail in the first step."""
+    monkeypatch.setattr(signatures, "READ", {"vllm.v1.request:Request": ("request_id", "ident"), "vllm.v1:Gone": ()})
+    monkeypatch.setattr(signatures, "CALLED", {"vllm.v1.kv_cache_interface:get_kv_cache_spec_kind": 3})
+    lines = missing_names()
+    assert lines[:2] == ["vllm.v1.request:Request has no attribute 'ident'", "vllm.v1:Gone is missing"]
+    assert "get_kv_cache_spec_kind does not take 3 arguments" in lines[2]
+    assert len(lines) == 3
+
+
+def test_a_class_that_does_not_fit_is_listed() -> None:
+    """A new method that must be there, one with another parameter, and one that became a property."""
+
+    class Theirs(ABC):
+        @abstractmethod
+        def new(self) -> None: ...
+
+        def changed(self, more: int) -> int:
+            return more
+
+        def now(self) -> int:
+            return 1
+
+    class Ours(Theirs):
+        def changed(self) -> int:  # type: ignore[override]
+            return 1
+
+        @property
+        def now(self) -> int:  # type: ignore[override]
+            return 1
+
+    assert list(misfits_of_class(Theirs, Ours)) == [
+        "Theirs.new is new, and required",
+        "Theirs.changed: ours has no parameter 'more'",
+        "Theirs.now is a function, ours a property",
+    ]
 
 
 # -- what vLLM 0.33 adds, whatever is installed ------------------------------------------------------------------------

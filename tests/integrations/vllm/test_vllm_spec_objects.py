@@ -45,7 +45,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm import TierKVSpec
-from tierkv.integrations.vllm.spec.manager import TierKVManager
+from tierkv.integrations.vllm.spec import spec
+from tierkv.integrations.vllm.spec.containment import ContainedManager
 from tierkv.types.engine import GroupKind
 
 BLOCKS, PAGE, TOKENS = 16, 256, 32
@@ -57,6 +58,7 @@ def config_of(
 ) -> OffloadingConfig:
     """Configuration that vLLM makes of a small model with one group of two layers."""
     names = {"spec_name": "TierKVSpec", "spec_module_path": "tierkv.integrations.vllm", "tierkv": stack}
+    names["tierkv_reset_scope"] = "host"
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(tokens_per_block=TOKENS, layer_names=("a", "b"), group_id=0),),
         worker_kv_bytes_per_block=2 * PAGE,
@@ -92,8 +94,15 @@ STATE = MambaSpec(TOKENS, shapes=((3, 8), (2, 4)), dtypes=(torch.float32,) * 2, 
 def layers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Layer]:
     """The layers of the model that vLLM sets up."""
     layers = {"a": Layer(ATTENTION), "b": Layer(ATTENTION)}
-    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
-    monkeypatch.setattr("tierkv.integrations.vllm.states.get_current_vllm_config", lambda: config)
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=layers),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
+        speculative_config=None,
+        shutdown_timeout=30,
+    )
+    for module in ("states", "spec.spec"):
+        monkeypatch.setattr(f"tierkv.integrations.vllm.{module}.get_current_vllm_config", lambda: config)
     return layers
 
 
@@ -115,7 +124,7 @@ class Sides:
         )
         config = config_of(stack, engine_id=str(uuid.uuid4()), **config_options)
         self.worker: OffloadingWorker = OffloadingSpecFactory.create_spec(config).get_worker(caches)
-        self.manager: TierKVManager = OffloadingSpecFactory.create_spec(config).get_manager()
+        self.manager: ContainedManager = OffloadingSpecFactory.create_spec(config).get_manager()
         self.jobs = 0
 
     def context(self, name: str, keys: list[Any], **options: Any) -> ReqContext:
@@ -242,7 +251,7 @@ def test_every_method_of_vllms_interfaces_is_answered() -> None:
     """Every method that this vLLM calls is overridden, or has a default that is right for tierkv."""
     defaults = {"lock", "on_reset_flushed", "config_info"}  # of 0.33; the first needs nothing, the others are there
     module = importlib.import_module("tierkv.integrations.vllm.spec.spec")
-    for theirs, ours in ((OffloadingManager, TierKVManager), (OffloadingWorker, module.TierKVWorker)):
+    for theirs, ours in ((OffloadingManager, ContainedManager), (OffloadingWorker, module.TierKVWorker)):
         for name, method in vars(theirs).items():
             if name.startswith("_") or name in defaults:
                 continue
@@ -251,7 +260,7 @@ def test_every_method_of_vllms_interfaces_is_answered() -> None:
             assert list(inspect.signature(mine).parameters)[: len(inspect.signature(method).parameters)] == list(
                 inspect.signature(method).parameters
             )
-    assert not inspect.isabstract(TierKVManager)
+    assert not inspect.isabstract(ContainedManager)
 
 
 def test_what_033_adds_is_served_by_the_same_objects(sides: Sides) -> None:
@@ -312,6 +321,18 @@ def test_states_that_cannot_be_served_are_refused(
         Sides(stack)
 
 
+def test_a_draft_that_no_test_shows_to_be_right_is_refused(
+    stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the check that the connector has, in the worker: the scheduler has no configuration of speculation."""
+    speculative = SimpleNamespace(method="mtp", uses_draft_kv_cache=lambda: True, parallel_drafting=False)
+    monkeypatch.setattr(spec.get_current_vllm_config(), "speculative_config", speculative)
+    with pytest.raises(ConfigError, match=r"speculative_config.method = 'mtp': .* 'eagle3' or 'ngram'"):
+        Sides(stack)
+    speculative.method = "eagle3"
+    Sides(stack).close()
+
+
 def test_states_inside_blocks_are_refused(stack: dict[str, Any], layers: dict[str, Layer]) -> None:
     """VLLM then asks for chunks that end there; not shown to be right, so not served. Attention alone keeps none."""
     layers.update(a=Layer(STATE), b=Layer(STATE))
@@ -337,3 +358,61 @@ def test_the_stacks_chunk_counts_and_contradictions_are_named(stack: dict[str, A
         OffloadingSpecFactory.create_spec(config_of({**stack, "chunk": {"blocks": 4}}, blocks_per_chunk=1))
     with pytest.raises(ConfigError, match="cpu_bytes_to_use"):
         OffloadingSpecFactory.create_spec(config_of(stack, cpu_bytes_to_use=1))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(make_offload_key(b"", 0), id="empty hash"),
+        pytest.param(make_offload_key(b"hash".rjust(32), 5), id="unknown group"),
+    ],
+)
+def test_a_chunk_that_is_refused_drops_its_request(sides: Sides, bad: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The request goes on without tierkv, which is logged once per kind, and others are served."""
+    sides.store(keys(2), [1, 2])
+    asking = sides.context("asking", [*keys(2), bad])
+    assert sides.ask(asking, [bad, *keys(2)]) == [LookupResult.MISS] * 3
+    storing = sides.context("storing", [bad])
+    for offered in ([*keys(1), bad], keys(3)):
+        output = sides.manager.prepare_store(offered, storing)
+        assert output is not None
+        assert not output.keys_to_store
+    assert sides.manager.stack.metrics.counters.requests_dropped == 2
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
+    for context in (asking, storing):
+        sides.manager.on_request_finished(context)
+    reader = sides.context("asking", keys(2))
+    assert sides.ask(reader, keys(2)) == [LookupResult.HIT] * 2
+    assert not sides.manager.has_pending_work()
+
+
+@pytest.mark.parametrize("name", ["submit", "get_finished", "wait"])
+def test_an_error_of_a_worker_about_stores_is_contained(
+    stack: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store succeeds for vLLM, its chunks are misses or whole, and the next ones are stored."""
+    monkeypatch.setenv("TIERKV_VALIDATE", "0")
+    sides = Sides(stack)
+    context = sides.context("writer", keys(2))
+    output = sides.manager.prepare_store(keys(2), context)
+    assert output is not None
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(name)
+
+    blocks = GPULoadStoreSpec([1, 2], group_sizes=[2], block_indices=[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tierkv.integrations.vllm.spec.worker.SpecWorker.{name}", fail)
+        assert sides.worker.submit_store(1, blocks, output.store_spec)
+        sides.worker.wait({1})
+        results = sides.worker.get_finished()
+    results += sides.worker.get_finished()
+    assert [(result.job_id, result.success) for result in results] == [(1, True)]
+    sides.manager.complete_store(set(keys(2)), context)
+    found = sides.ask(sides.context("reader", keys(2)), keys(2))
+    assert found == [LookupResult.HIT if name == "wait" else LookupResult.MISS] * 2 or name == "get_finished"
+    sides.jobs = 1
+    later = [make_offload_key(b"later".rjust(32), 0)]
+    sides.store(later, [3])
+    assert sides.ask(sides.context("again", later), later) == [LookupResult.HIT]
+    sides.close()

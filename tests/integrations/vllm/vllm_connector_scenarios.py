@@ -15,6 +15,7 @@ from tierkv.integrations.vllm.connector.scheduler import ConnectorScheduler
 from tierkv.integrations.vllm.connector.shape import engine_spec
 from tierkv.integrations.vllm.connector.worker import LoadResults
 from tierkv.memory.arena import HostArena
+from tierkv.scheduler.scheduler import OffloadScheduler
 
 Prompts = Sequence[Sequence[int]]
 
@@ -80,13 +81,18 @@ def reset_while_loading(served: ServedEngine, prompts: Prompts) -> list[Json]:
 
 
 def serve_and_damage(served: ServedEngine, prompts: Prompts) -> list[Json]:
-    """Serve with an empty host tier, then flip a byte in the third chunk that was read into it."""
-    arena = served.found(HostArena)
+    """Serve with an empty host tier, then flip a byte in a chunk that was stored, of a group without a window: a later
+    load needs it.
+    """
+    arena, scheduler = served.found(HostArena), served.found(OffloadScheduler)
+    slots = scheduler._manager._host.slots
+    whole = {group.index for group in scheduler._geometry.groups if group.window_chunks is None}
     for slot in range(arena.num_slots):
         arena.payload(slot)[:64] = 0
     answers = serve(served, prompts)
     written = [slot for slot in range(arena.num_slots) if arena.payload(slot)[:64].any()]
-    arena.payload(written[2])[7] ^= 0xFF
+    needed = [slot for slot in written if int.from_bytes(slots.key(slot)[-4:], "big") in whole]
+    arena.payload(needed[0])[7] ^= 0xFF
     return answers
 
 

@@ -2,6 +2,8 @@
 
 ``llama`` has one KV cache group. ``gemma`` mixes sliding windows with full attention, which makes three groups of it.
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
+``deepseek`` has latent attention. ``drafter`` proposes tokens for ``llama``,
+``eagle`` and ``eagle3`` for ``terse``.
 Their weights are so wide that a wrong byte in the KV cache changes the greedy tokens.
 """
 
@@ -11,8 +13,11 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
@@ -28,6 +33,8 @@ from transformers import (
 VOCABULARY = 1000
 WEIGHT_STD = 0.2
 SEED = 5
+DRAFT_NOISE_STD = 0.005
+FEW_WORDS = slice(100, 108)
 
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -48,6 +55,24 @@ COMMON = {
 def llama() -> PreTrainedModel:
     """Two layers of full attention."""
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **COMMON))
+
+
+def drafter() -> PreTrainedModel:
+    """``llama`` with noise on its weights: it often proposes the token that ``llama`` takes, and often another one."""
+    model = llama()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * DRAFT_NOISE_STD)
+    return model
+
+
+def terse() -> PreTrainedModel:
+    """``llama``, but its answers are of a few words only: any head hits the next one now and then."""
+    torch.manual_seed(SEED)
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight[FEW_WORDS] *= 20
+    return model
 
 
 def gemma() -> PreTrainedModel:
@@ -92,6 +117,47 @@ def lfm() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def deepseek() -> PreTrainedModel:
+    """Two layers of multi-head latent attention, of the smallest sizes that vLLM's CPU kernels take."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    return DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            **{**{key: value for key, value in COMMON.items() if key != "head_dim"}, **sizes},
+            num_hidden_layers=2, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2,
+            kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32,
+        )
+    )  # fmt: skip
+
+
+def save_eagle(place: Path, target: PreTrainedModel) -> None:
+    """Write heads of one layer that propose from the hidden states of ``target``: for EAGLE, and for EAGLE-3.
+
+    EAGLE's layer reads the output of ``fc`` without a norm, and uses the target's embeddings and last norm. EAGLE-3's
+    reads the embedding beside the output of ``fc``, which has the states of three layers of the target.
+    """
+    head = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **COMMON)).model
+    layer = {f"layers.0.{name}": weight for name, weight in head.layers[0].state_dict().items()}
+    width = COMMON["hidden_size"]
+
+    def wide(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns) * WEIGHT_STD
+
+    first = {name: weight for name, weight in layer.items() if "input_layernorm" not in name}
+    third = {
+        name: wide(weight.shape[0], 2 * width) if name.split(".")[-2] in {"q_proj", "k_proj", "v_proj"} else weight
+        for name, weight in layer.items()
+    }
+    third |= {"layers.0.hidden_norm.weight": torch.ones(width), "norm.weight": torch.ones(width)}
+    third["lm_head.weight"] = target.lm_head.weight.detach().clone()
+    for name, weights, inputs in (("eagle", first, 2), ("eagle3", third, 3)):
+        (place / name).mkdir()
+        head.config.architectures = ["LlamaForCausalLM"]
+        head.config.eagle_config = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+        head.config.save_pretrained(place / name)
+        file = place / name / "model.safetensors"
+        save_file({**weights, "fc.weight": wide(width, inputs * width)}, file, metadata={"format": "pt"})
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per word; the words are w0 to w999."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
@@ -102,11 +168,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
-    for make in (llama, gemma, granite, lfm):
+    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)
         tokenizer().save_pretrained(place)
+    torch.manual_seed(SEED)
+    save_eagle(folder, terse())
 
 
 if __name__ == "__main__":

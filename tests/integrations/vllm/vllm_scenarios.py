@@ -137,6 +137,12 @@ def preemptions(served: ServedEngine) -> int:
     return sum(int(metric.value) for metric in served.engine.get_metrics() if metric.name == "vllm:num_preemptions")
 
 
+def accepted_drafts(served: ServedEngine) -> int:
+    """Number of drafted tokens that the model itself took."""
+    name = "vllm:spec_decode_num_accepted_tokens"
+    return sum(int(metric.value) for metric in served.engine.get_metrics() if metric.name == name)
+
+
 def free_blocks(served: ServedEngine) -> int:
     """Number of free blocks of the device."""
     served.forget()
@@ -177,5 +183,5 @@ def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **option
 
     answers = serve(served, prompts, on_step=on_step, **options)
     host = served.found(HostTier)
-    host.sweep(host.num_slots)
+    host.dropping.sweep(host.num_slots)
     return {"answers": answers, "caught": caught, "room": host.room, "slots": host.num_slots}

@@ -19,6 +19,9 @@ MODULE = "tierkv.integrations.vllm"
 BLOCK_TOKENS = 32
 """The smallest that vLLM takes on a CPU."""
 
+DRAFT_TOKENS = 3
+"""Proposed per step, where an engine speculates."""
+
 OBJECTS_WAIT_S = 60.0
 
 ARGUMENTS: dict[str, Any] = {
@@ -40,6 +43,8 @@ class EngineSetup:
 
     seam: how tierkv is plugged in. model: name of one of the small models. stack: description of the stack, without
     its chunks. blocks_per_chunk: blocks of the device per chunk. arguments: of vLLM, beside and over :data:`ARGUMENTS`.
+    options: of the adapter, beside the stack; tests empty the host tier alone with a reset.
+    draft: method of speculation, and name of a small model for it.
     """
 
     seam: Seam
@@ -47,15 +52,24 @@ class EngineSetup:
     model: str = "llama"
     blocks_per_chunk: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=lambda: {"tierkv_reset_scope": "host"})
+    draft: tuple[str, str] | None = None
 
     def engine_arguments(self, models: Path) -> dict[str, Any]:
         """Arguments of vLLM's EngineArgs."""
+        speculative = {} if self.draft is None else {"speculative_config": self.speculative_config(models)}
         return {
             **ARGUMENTS,
             "model": str(models / self.model),
             "kv_transfer_config": self.kv_transfer_config(),
+            **speculative,
             **self.arguments,
         }
+
+    def speculative_config(self, models: Path) -> dict[str, Any]:
+        """Value of ``--speculative-config``."""
+        method, draft = self.draft or ("", "")
+        return {"method": method, "model": str(models / draft), "num_speculative_tokens": DRAFT_TOKENS}
 
     def kv_transfer_config(self) -> dict[str, Any]:
         """Value of ``--kv-transfer-config``."""
@@ -66,9 +80,9 @@ class EngineSetup:
                 "kv_connector_module_path": MODULE,
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"tierkv": stack},
+                "kv_connector_extra_config": {"tierkv": stack, **self.options},
             }
-        extra = {"spec_name": "TierKVSpec", "spec_module_path": MODULE, "tierkv": stack}
+        extra = {"spec_name": "TierKVSpec", "spec_module_path": MODULE, "tierkv": stack, **self.options}
         return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import torch
 import zmq
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +22,24 @@ def step(served: ServedEngine) -> None:
     """Serve something short: statistics and events travel with steps."""
     served.serve([[3, 4, 5]], tokens=2)
     served.settle()
+
+
+def reset(served: ServedEngine) -> None:
+    """Reset all caches as an operator does, and go on until the tiers are empty."""
+    served.settle()
+    assert served.engine.reset_prefix_cache(reset_connector=True)
+    served.settle()
+
+
+def change_weights(served: ServedEngine) -> None:
+    """Give the serving model other weights in place: each token gets the embedding of another one."""
+    (layer,) = [
+        module
+        for module in served.core.model_executor.driver_worker.worker.model_runner.model.modules()
+        if type(module).__name__ == "VocabParallelEmbedding"
+    ]
+    with torch.no_grad():
+        layer.weight.copy_(torch.roll(layer.weight, 1, 0))
 
 
 def metrics(served: ServedEngine) -> dict[str, float]:

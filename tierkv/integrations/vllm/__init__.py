@@ -24,9 +24,11 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tierkv.integrations.first_use import load
+from tierkv.integrations.vllm.versions import installed_version, load_checked
 
 if TYPE_CHECKING:
     from tierkv.integrations.vllm.connector.connector import TierKVConnector as TierKVConnector
@@ -39,4 +41,8 @@ _MODULES = {"TierKVConnector": "connector.connector", "TierKVSpec": "spec.spec"}
 
 def __getattr__(name: str) -> object:
     """Load a public name on first use."""
-    return load(__name__, _MODULES, name)
+    if name not in _MODULES:
+        return load(__name__, _MODULES, name)  # which names those that exist
+    found = load_checked(installed_version(), partial(load, __name__, _MODULES, name))
+    globals()[name] = found  # checked, and warned of, once
+    return found

@@ -25,7 +25,8 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, make_offload_key
 
 from tierkv.config.resolving import ResolvedStack
-from tierkv.config.schema import HOST_TIER, StackConfig
+from tierkv.config.schema import StackConfig
+from tierkv.config.values import HOST_TIER
 from tierkv.types import block_events as ours
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.geometry import Geometry

@@ -103,8 +103,8 @@ class TierKVStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types 
         return not any(self.data.values())
 
 
-INTERVAL_S = 0.1
-"""Seconds between reports of a busy engine. Collecting all series takes a tenth of a short step."""
+INTERVAL_S = 1.0
+"""Seconds between reports of a busy engine. Collecting all series takes as long as scheduling a short step."""
 
 
 class StatsFeed:

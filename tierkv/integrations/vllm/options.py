@@ -1,39 +1,63 @@
-"""Stack description in vLLM's configuration: ``kv_connector_extra_config["tierkv"]``, a path or a mapping."""
+"""Settings of tierkv in vLLM's ``kv_connector_extra_config``: the stack, and how the adapter behaves.
+
+``"tierkv"`` is the path of a description, or the description itself. The other keys begin with ``tierkv_``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.problems import Problem, raise_problems, unknown_key
 from tierkv.config.schema import StackConfig
+from tierkv.manager.contract import ResetScope
 
 SOURCE = "kv_connector_extra_config"
 """Name of the setting in vLLM's configuration, for messages."""
 
 KEY = "tierkv"
+RESET_SCOPE = "tierkv_reset_scope"
+STRICT = "tierkv_strict"
 _EXAMPLE = '{"tierkv": "/etc/tierkv/stack.toml"} or {"tierkv": {"host": {"capacity": "8GiB"}}}'
 
 
-def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()) -> StackConfig:
-    """Read the stack description from vLLM's configuration.
+@dataclass(frozen=True, slots=True)
+class AdapterOptions:
+    """Settings of one adapter."""
+
+    stack: StackConfig
+    """Description of the stack."""
+    reset_scope: ResetScope = "all"
+    """Tiers that a reset asked through vLLM empties: "all", or "host" for the host tier only."""
+    strict: bool = False
+    """Whether versions of vLLM are refused that this version of tierkv was not tested with."""
+
+
+def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()) -> AdapterOptions:
+    """Read the settings from vLLM's configuration.
 
     Args:
         extra_config: ``kv_transfer_config.kv_connector_extra_config``.
         known: other keys of the setting, which vLLM itself reads.
 
     Raises:
-        ConfigError: the key is missing, another key is unknown, or the description is wrong. The message has one line
-            per problem, with key, value and allowed values.
+        ConfigError: the stack is missing, a key is unknown, or a value is wrong. The message has one line per problem,
+            with key, value and allowed values.
     """
-    allowed = {KEY, *known}
+    allowed = {KEY, RESET_SCOPE, STRICT, *known}
     problems = [unknown_key(key, key, allowed, value) for key, value in extra_config.items() if key not in allowed]
     if KEY not in extra_config:
         problems.append(Problem(KEY, f"missing, and required; write for example {_EXAMPLE}"))
+    scope, strict = extra_config.get(RESET_SCOPE, "all"), extra_config.get(STRICT, False)
+    if scope not in get_args(ResetScope):
+        problems.append(Problem(RESET_SCOPE, 'must be "all" or "host"', scope))
+    if not isinstance(strict, bool):
+        problems.append(Problem(STRICT, "must be true or false", strict))
     raise_problems(SOURCE, problems)
-    return _described(extra_config[KEY])
+    return AdapterOptions(_described(extra_config[KEY]), scope, strict)
 
 
 def _described(given: object) -> StackConfig:

@@ -24,19 +24,33 @@ gauges of ``OffloadingSpec`` are "most recent"       by vLLM's default; with the
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable
 
 from tierkv.errors import EngineVersionError
+from tierkv.integrations.vllm.signatures import misfits, missing_names
+
+_log = logging.getLogger(__name__)
 
 SUPPORTED = ("0.32", "0.33")
 """Minor versions whose interfaces the adapters support. Tests run in 0.32."""
 
 
 def check_installed() -> None:
-    """Check the vLLM that this process would import.
+    """Check that this process can import vLLM, in any version.
 
     Raises:
-        EngineVersionError: vLLM is missing, or its version is not in :data:`SUPPORTED`.
+        EngineVersionError: vLLM is missing.
+    """
+    installed_version()
+
+
+def installed_version() -> str:
+    """Version of the vLLM that this process would import.
+
+    Raises:
+        EngineVersionError: vLLM is missing.
     """
     try:
         from vllm.version import __version__ as version  # noqa: PLC0415 - the package must import without vLLM
@@ -44,21 +58,65 @@ def check_installed() -> None:
         raise EngineVersionError(
             f"vLLM cannot be imported here ({error}); install a version that tierkv supports: {_names()}"
         ) from error
-    check_version(version)
+    return str(version)
 
 
-def check_version(version: str) -> None:
-    """Check a version of vLLM, such as ``0.32.0+cpu``.
+def is_supported(version: str) -> bool:
+    """Whether a version of vLLM, such as ``0.32.0+cpu``, is in :data:`SUPPORTED`."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and f"{found[1]}.{found[2]}" in SUPPORTED
+
+
+def load_checked(version: str, load: Callable[[], object], *, logger: logging.Logger = _log) -> object:
+    """Load a class of an adapter. In an unknown version, check by inspection that vLLM's interfaces fit, and warn.
+
+    Args:
+        version: the installed vLLM.
+        load: imports the class.
+        logger: gets the warning.
+
+    Raises:
+        EngineVersionError: the version is unknown, and something that the adapter calls or overrides has another
+            signature, or is missing. The message lists it.
+    """
+    if is_supported(version):
+        return load()
+    found: object = None
+    try:
+        found = load()
+        problems = [*missing_names(), *misfits()]
+    except (ImportError, AttributeError) as error:
+        problems = [str(error)]
+    if problems:
+        raise EngineVersionError(
+            f"vLLM {version} is not supported by this version of tierkv, which supports {_names()}: install one of "
+            "these, or a version of tierkv that supports yours. These parts of its interfaces do not fit:\n"
+            + "\n".join(f"- {problem}" for problem in problems)
+        )
+    logger.warning(
+        "vLLM %s is unknown to this version of tierkv, which was tested with %s. The signatures of its interfaces fit, "
+        "so it is used. Set tierkv_strict to true in kv_connector_extra_config to refuse it",
+        version,
+        _names(),
+    )
+    return found
+
+
+def check_strict(strict: bool, version: str | None = None) -> None:  # noqa: FBT001 - the value of an option
+    """Check the version where ``tierkv_strict`` is set.
+
+    Args:
+        strict: whether unknown versions are refused.
+        version: a version of vLLM; None: the installed one.
 
     Raises:
         EngineVersionError: the version is not in :data:`SUPPORTED`. The message lists those.
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or f"{found[1]}.{found[2]}" not in SUPPORTED:
+    version = installed_version() if strict and version is None else version
+    if strict and version is not None and not is_supported(version):
         raise EngineVersionError(
-            f"vLLM {version} is not supported by this version of tierkv, which supports {_names()}: install one of "
-            f"these, "
-            "or a version of tierkv that supports yours"
+            f"tierkv_strict = true: vLLM {version} is not supported by this version of tierkv, which supports "
+            f"{_names()}: install one of these, or remove tierkv_strict"
         )
 
 

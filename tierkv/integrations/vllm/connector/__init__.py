@@ -3,6 +3,7 @@
 - :mod:`~.connector`: the class that vLLM creates, once per role. It translates calls and holds one of the two sides.
 - :mod:`~.scheduler`: the side in the scheduler's process, with the stack.
 - :mod:`~.worker`: the side in each worker's process, which copies pages.
+- :mod:`~.containment`: keeps errors of both sides from vLLM.
 - :mod:`~.meta`: messages between the sides, in the classes that vLLM expects.
 - :mod:`~.shape`, :mod:`~.requests`, :mod:`~.steps`: translation of vLLM's configuration, requests and scheduler output.
 

@@ -5,12 +5,12 @@ worker's process.
 
 Order of calls within a step of the worker (vLLM 0.32, both of its model runners): ``handle_preemptions`` comes first,
 before any block is written, with or without a forward pass. So flushed transfers are awaited there, and the loads of
-the step begin. ``wait_for_save`` follows the forward pass, then the results are collected.
+the step begin. ``start_load_kv`` does both where a version of vLLM leaves the first call out. ``wait_for_save`` follows
+the forward pass, then the results are collected.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
@@ -25,13 +25,17 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.integrations.vllm.connector.containment import ContainedScheduler, ContainedWorker
 from tierkv.integrations.vllm.connector.meta import StepMeta, WorkerMeta
-from tierkv.integrations.vllm.connector.scheduler import ConnectorScheduler
+from tierkv.integrations.vllm.connector.scheduler import NO_INSTRUCTIONS, ConnectorScheduler
 from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker
+from tierkv.integrations.vllm.engine_checks import let_failed_loads_recompute, warn_of_lost_stores
 from tierkv.integrations.vllm.kv_events import KVEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import StatsFeed, build_kv_connector_stats, build_prom_metrics
 from tierkv.integrations.vllm.options import read_options
+from tierkv.integrations.vllm.refusals import contains_errors
+from tierkv.integrations.vllm.versions import check_strict
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.opening import open_stack
 from tierkv.types.transfers import WorkerOutput
@@ -54,9 +58,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-_log = logging.getLogger(__name__)
-
-_NOTHING = WorkerOutput()
+_NOTHING = WorkerMeta(WorkerOutput())
 
 
 class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
@@ -72,26 +74,34 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         super().__init__(vllm_config, role, kv_cache_config)
         _apply_settings(vllm_config)
         spec = engine_spec(vllm_config, kv_cache_config)
-        self._scheduler: ConnectorScheduler | None = None
-        self._worker: ConnectorWorker | None = None
+        self._scheduler: ContainedScheduler | None = None
+        self._worker: ContainedWorker | None = None
+        self._started_step: KVConnectorMetadata | None = None
         self._invalid_block_ids: set[int] = set()
         if role is KVConnectorRole.SCHEDULER:
             check_hashes(vllm_config)
             registry = load_plugins()
-            config = read_options(self._kv_transfer_config.kv_connector_extra_config)
+            options = read_options(self._kv_transfer_config.kv_connector_extra_config)
+            check_strict(options.strict)
+            config = options.stack
+            warn_of_lost_stores(vllm_config, config)
             self._publishes = _publishes_events(vllm_config)
             config = with_events(config, enabled=self._publishes)
             resolved = resolve(config, registry)
             stack = open_stack(config, spec, plugins=registry)
             self._sources = _sources(resolved)
-            self._scheduler = ConnectorScheduler(stack)
+            self._scheduler = ContainedScheduler(
+                ConnectorScheduler(stack, options.reset_scope), contains=contains_errors()
+            )
+            self._empty_step = StepMeta(NO_INSTRUCTIONS.meta, last_steps=self._scheduler.run_last_steps)
             self._stats = StatsFeed(stack)
             self._events = KVEvents(stack.geometry, kv_cache_config, localities(resolved))
         else:
-            self._worker = ConnectorWorker(kv_cache_config, get_tensor_model_parallel_rank())
+            inner = ConnectorWorker(kv_cache_config, get_tensor_model_parallel_rank())
+            self._worker = ContainedWorker(inner, contains=contains_errors())
 
     @property
-    def scheduler(self) -> ConnectorScheduler:
+    def scheduler(self) -> ContainedScheduler:
         """The scheduler's side.
 
         Raises:
@@ -104,7 +114,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         return self._scheduler
 
     @property
-    def worker(self) -> ConnectorWorker:
+    def worker(self) -> ContainedWorker:
         """The worker's side.
 
         Raises:
@@ -141,11 +151,19 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Start a step: wait for transfers that read blocks to be written, and start loads."""
-        meta = kv_connector_metadata
-        self.worker.start_step(meta.meta, meta.setup, meta.failed_loads, meta.last_steps)
+        meta = self._started_step = kv_connector_metadata
+        self.worker.start_step(meta.meta, meta.setup, meta.failed_loads, meta.last_steps, stops=meta.stops)
 
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
-        """Do nothing: loads started with the step, and copy threads run them while the model computes."""
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:  # noqa: ARG002 - vLLM's signature
+        """Start the step, unless :meth:`handle_preemptions` did. Copy threads run loads while the model computes."""
+        step = self._connector_metadata
+        if step is not None and step is not self._started_step:
+            self.handle_preemptions(step)
+
+    def clear_connector_metadata(self) -> None:
+        """End a step of the worker. The next one may have an equal message."""
+        self._started_step = None
+        super().clear_connector_metadata()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: a request computes only after its load has ended."""
@@ -155,14 +173,15 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def wait_for_save(self) -> None:
         """Queue the stores of the step. They start with the next step, so that they do not delay this one."""
-        if self.has_connector_metadata():
-            self.worker.queue_stores(self._get_connector_metadata().meta)
+        step = self._connector_metadata
+        if step is not None and step.meta.stores:
+            self.worker.queue_stores(step.meta)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002 - (the same)
         """Return loads that ended, and those of them that failed as a whole."""
         results = self.worker.take_results()
         self._invalid_block_ids = results.invalid_block_ids
-        return KVConnectorTransferResults(finished_recving=results.finished, failed_recving=results.failed)
+        return KVConnectorTransferResults(set(), results.finished, results.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks of loads that failed in part."""
@@ -206,13 +225,17 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Build the step's instructions to the workers."""
         made = self.scheduler.build(scheduler_output)
-        return StepMeta(made.meta, made.setup, made.failed_loads, self.scheduler.run_last_steps)
+        if made is NO_INSTRUCTIONS:
+            return self._empty_step
+        return StepMeta(made.meta, made.setup, made.failed_loads, made.stops, self.scheduler.run_last_steps)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Process the reports of the workers."""
         report = connector_output.kv_connector_worker_meta
-        output, started = (report.output, report.started_workers) if isinstance(report, WorkerMeta) else (_NOTHING, 0)
-        self.scheduler.process_output(output, started, connector_output.finished_recving)
+        meta = report if isinstance(report, WorkerMeta) else _NOTHING
+        self.scheduler.process_output(
+            meta.output, meta.started_workers, connector_output.finished_recving, meta.stopped_workers
+        )
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """End a request, in an engine with one group of blocks."""
@@ -230,7 +253,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         return self.scheduler.has_pending_work
 
     def reset_cache(self) -> bool | None:
-        """Empty the host tier. Lower tiers keep their chunks."""
+        """Empty the tiers that ``tierkv_reset_scope`` names: all of them, unless it is "host"."""
         return self.scheduler.reset_cache()
 
     # -- observation
@@ -238,11 +261,17 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Return events of stored and removed blocks for vLLM to publish."""
-        return list(self._events.translate(self.scheduler.stack.events.take_block_events())) if self._publishes else ()
+        return self.scheduler.errors.observe(self._take_events, []) if self._publishes else ()
+
+    def _take_events(self) -> list[KVCacheEvent]:
+        return list(self._events.translate(self.scheduler.stack.events.take_block_events()))
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return the statistics since the previous step. None on a worker, which reports to the scheduler's side."""
-        return self._stats.connector_stats(idle=self._scheduler.is_idle) if self._scheduler is not None else None
+        scheduler = self._scheduler
+        if scheduler is None:
+            return None
+        return scheduler.errors.observe(lambda: self._stats.connector_stats(idle=scheduler.is_idle), None)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
@@ -287,7 +316,4 @@ def _apply_settings(vllm_config: VllmConfig) -> None:
             f'kv_role = "{transfer.kv_role}": tierkv stores and loads; write "kv_role": "kv_both" in '
             "--kv-transfer-config"
         )
-    if transfer.kv_load_failure_policy != "recompute":
-        # vLLM reads it after it has created its connector. With "fail", a corrupt chunk would fail its request.
-        _log.info("kv_load_failure_policy is set to 'recompute': chunks that cannot be loaded are computed")
-        transfer.kv_load_failure_policy = "recompute"
+    let_failed_loads_recompute(vllm_config)

@@ -22,6 +22,8 @@ class StepMeta(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no types 
     """Setup of a worker, with rank 0 in place of its own; None after all workers have started."""
     failed_loads: frozenset[str] = frozenset()
     """Requests whose load must be reported as failed."""
+    stops: bool = False
+    """Whether the scheduler's side has stopped after an error: workers end their loads as failed, and take no more."""
     last_steps: Callable[[ProcessWorker], None] | None = None
     """Runs the last steps with a worker in the scheduler's own process. Not sent to other processes."""
 
@@ -38,10 +40,13 @@ class WorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]  # (the same)
     """Jobs that the workers ended."""
     started_workers: int = 0
     """Number of workers that have their setup, reported once per worker."""
+    stopped_workers: int = 0
+    """Number of workers that stopped after an error, reported once per worker."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMeta:
         """Join two reports without changing them."""
         if not isinstance(other, WorkerMeta):
             return self
         output = WorkerOutput.aggregate([self.output, other.output])
-        return replace(self, output=output, started_workers=self.started_workers + other.started_workers)
+        started, stopped = (self.started_workers + other.started_workers, self.stopped_workers + other.stopped_workers)
+        return replace(self, output=output, started_workers=started, stopped_workers=stopped)

@@ -8,10 +8,15 @@ from typing import Any
 from tierkv.types.engine import Request
 
 
-def view_of(request: Any) -> Request:  # noqa: ANN401 - vLLM's Request, which has no types here
-    """Return the request itself, or for a request with an adapter, a view that also names the adapter."""
+def view_of(request: Any, adapter_digest: str = "") -> Request:  # noqa: ANN401 - vLLM's Request, which has no types here
+    """Return the request itself, or for a request with an adapter, a view that also names the adapter.
+
+    Args:
+        request: vLLM's request.
+        adapter_digest: digest of the adapter's files, needed when the request is registered.
+    """
     plain: Request = request
-    return plain if request.lora_request is None else AdapterRequest(request)
+    return plain if request.lora_request is None else AdapterRequest(request, adapter_digest)
 
 
 def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
@@ -25,10 +30,11 @@ def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
 class AdapterRequest:
     """View of a request with a LoRA adapter, which vLLM names in another attribute. Copies nothing."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_request", "adapter_digest")
 
-    def __init__(self, request: Any) -> None:  # noqa: ANN401 - (the same)
+    def __init__(self, request: Any, adapter_digest: str = "") -> None:  # noqa: ANN401 - (the same)
         self._request = request
+        self.adapter_digest = adapter_digest
 
     @property
     def request_id(self) -> str:

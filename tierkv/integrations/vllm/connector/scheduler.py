@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.connector.requests import is_served, view_of
-from tierkv.integrations.vllm.connector.steps import step_output
+from tierkv.integrations.vllm.connector.steps import blocks_only, step_output
+from tierkv.integrations.vllm.identity import Adapters
+from tierkv.integrations.vllm.refusals import Refusals
+from tierkv.integrations.vllm.resets import reset_stack
+from tierkv.manager.contract import ResetScope
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import BlockTables, LoadReport, StepOutput
@@ -21,24 +25,42 @@ LAST_STEPS_MAX = 1000
 """Largest number of steps to end the remaining transfers of a closing engine. Each ends those of the previous."""
 
 
+_NO_TRANSFERS = ConnectorMeta()
+
+
 @dataclass(frozen=True, slots=True)
 class Instructions:
     """Message of a step to the workers, with the fields of :class:`.meta.StepMeta`."""
 
-    meta: ConnectorMeta
-    setup: WorkerSetup | None
-    failed_loads: frozenset[str]
+    meta: ConnectorMeta = _NO_TRANSFERS
+    setup: WorkerSetup | None = None
+    failed_loads: frozenset[str] = frozenset()
+    stops: bool = False
+
+
+NO_INSTRUCTIONS = Instructions()
+"""Message of a step without any; one object, because most steps have none."""
 
 
 class ConnectorScheduler:
-    """Stack behind vLLM's scheduler. All methods belong to its thread. :meth:`shutdown` closes the stack."""
+    """Stack behind vLLM's scheduler. All methods belong to its thread. :meth:`shutdown` closes the stack.
 
-    def __init__(self, stack: Stack) -> None:
+    Args:
+        stack: an open stack.
+        reset_scope: tiers that a reset empties.
+    """
+
+    def __init__(self, stack: Stack, reset_scope: ResetScope = "all") -> None:
         self.stack = stack
+        self._reset_scope = reset_scope
         self._requests: dict[str, Any] = {}
         self._loading: set[str] = set()
+        self._refusals = Refusals()
+        self._adapters = Adapters()
         self._stale_loads: set[str] = set()  # in flight when the cache was reset: their data is stale
         self._failed_loads: set[str] = set()
+        self._short_loads: set[str] = set()  # ended, perhaps with refused chunks, and not scheduled since
+        self._num_groups = len(stack.geometry.groups)
         self._workers_to_start = stack.geometry.num_workers
         self._sources: dict[str, dict[str, int]] = {}
 
@@ -46,15 +68,36 @@ class ConnectorScheduler:
 
     def on_new_request(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request, which has no types here
         """Register a new request."""
-        if is_served(request):
+        adapter = "" if request.lora_request is None else self._adapters.digest_of(request.lora_request)
+        if is_served(request) and adapter is not None:
             self._requests[request.request_id] = request
-            self.stack.on_new_request(view_of(request))
+            try:
+                self.stack.on_new_request(view_of(request, adapter))
+            except EngineProtocolError as error:
+                self.drop(request.request_id, error)
+
+    def drop(self, request_id: str, error: Exception) -> None:
+        """Go on without tierkv for a request whose call was refused, or failed."""
+        self._refusals.log(error)
+        if self._requests.pop(request_id, None) is not None:
+            self.stack.drop_request(request_id)
+        elif not isinstance(error, EngineProtocolError):  # it failed before it was registered here
+            self.stack.metrics.counters.requests_dropped += 1
+
+    @property
+    def stale_loads(self) -> frozenset[str]:
+        """Requests whose load was in flight at a reset."""
+        return frozenset(self._stale_loads)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - (the same)
         """Return the number of tokens beyond the engine's own that can be loaded; None: ask again."""
         if request.request_id not in self._requests or request.skip_reading_prefix_cache:
             return 0, False
-        return self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
+        try:
+            return self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
+        except EngineProtocolError as error:
+            self.drop(request.request_id, error)
+            return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: BlockTables, num_external_tokens: int) -> None:  # noqa: ANN401 - (the same)
         """Start the load of ``num_external_tokens`` tokens, if any, after blocks were allocated."""
@@ -64,11 +107,9 @@ class ConnectorScheduler:
         try:
             self.stack.update_state_after_alloc(view_of(request), blocks, num_external_tokens)
         except EngineProtocolError as error:
-            if not num_external_tokens:
-                raise
-            # vLLM waits for this load now. The next step reports it as failed, and vLLM computes.
-            _log.exception("request %s is computed instead of loaded: %s", request.request_id, error)
-            self._failed_loads.add(request.request_id)
+            self.drop(request.request_id, error)
+            if num_external_tokens:  # vLLM waits for this load now. The next step reports it as failed.
+                self._failed_loads.add(request.request_id)
             return
         if num_external_tokens:
             self._loading.add(request.request_id)
@@ -85,19 +126,57 @@ class ConnectorScheduler:
 
     def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> None:  # noqa: ANN401 - (the same)
         """End a request. Its blocks may be reused at once, because transfers that read them are flushed before."""
+        self._short_loads.discard(request.request_id)
         if self._requests.pop(request.request_id, None) is not None:
-            self.stack.request_finished(view_of(request), block_ids)
+            try:
+                self.stack.request_finished(view_of(request), block_ids)
+            except EngineProtocolError as error:
+                self._refusals.log(error)
+                self.stack.drop_request(request.request_id)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def build(self, output: Any) -> Instructions:  # noqa: ANN401 - vLLM's SchedulerOutput, which has no types here
         """Build the step's instructions to the workers. To be called exactly once per step, after scheduling."""
-        step = step_output(output, len(self.stack.geometry.groups), self._in_flight_tokens)
-        return self._instructions(self.stack.build_connector_meta(step))
-
-    def _instructions(self, meta: ConnectorMeta) -> Instructions:
+        if self._short_loads:
+            self._correct_cached_tokens(output.scheduled_new_reqs)
+        step = step_output(output, self._num_groups, self._in_flight_tokens, self.stack.advance)
+        meta = self._build(step)
+        if not (meta.loads or meta.stores or meta.jobs_to_flush or self._workers_to_start or self._failed_loads):
+            return NO_INSTRUCTIONS
         failed_loads, self._failed_loads = frozenset(self._failed_loads), set()
         return Instructions(meta, self.stack.worker_setup(0) if self._workers_to_start else None, failed_loads)
+
+    def _correct_cached_tokens(self, scheduled: Iterable[Any]) -> None:
+        """Take refused tokens off the cached ones that vLLM will report to the client of a request.
+
+        vLLM fills ``prefill_stats`` when the load begins, and leaves it as it is when a part of the load fails.
+        """
+        for new in scheduled:
+            if new.req_id in self._short_loads:
+                self._short_loads.discard(new.req_id)
+                request = self._requests.get(new.req_id)
+                if request is None or request.prefill_stats is None:
+                    continue
+                stats = request.prefill_stats
+                offered = stats.num_external_cached_tokens
+                lost = min(stats.num_cached_tokens - new.num_computed_tokens, offered)
+                if lost > 0:
+                    stats.set(stats.num_prompt_tokens, stats.num_local_cached_tokens, offered - lost)
+
+    def _build(self, step: StepOutput) -> ConnectorMeta:
+        """Build the instructions. A refused request is dropped, and the step is built with the others."""
+        refused: set[str] = set()
+        while True:
+            try:
+                return self.stack.build_connector_meta(step)
+            except EngineProtocolError as error:
+                request_id = error.request_id
+                if request_id is None or request_id in refused:
+                    raise  # it is about no request, or about one that is left with its blocks only
+                refused.add(request_id)
+                self.drop(request_id, error)
+                step = replace(step, scheduled=blocks_only(step.scheduled, request_id, self._num_groups))
 
     def _in_flight_tokens(self, request_id: str) -> int:
         request = self._requests.get(request_id)
@@ -112,10 +191,18 @@ class ConnectorScheduler:
             reported: requests whose load is reported to vLLM as ended, or None. Loads with stale data are removed, and
                 reported as failed by a later step.
         """
+        if not (output.finished or started_workers):
+            return
         self._workers_to_start -= started_workers
-        report = self.stack.update_connector_output(output)
+        try:
+            report = self.stack.update_connector_output(output)
+        except EngineProtocolError as error:
+            self._refusals.log(error)
+            return
         if report.finished:
             self._loading -= report.finished
+            if report.invalid_block_ids:
+                self._short_loads |= report.finished
             self._report_as_failed(report, reported)
 
     def _report_as_failed(self, report: LoadReport, reported: set[str] | None) -> None:
@@ -128,9 +215,9 @@ class ConnectorScheduler:
     # -- the whole cache -----------------------------------------------------------------------------------------------
 
     def reset_cache(self) -> bool:
-        """Empty the host tier; loads in flight will fail. Return False while a step is being scheduled."""
+        """Empty the tiers that the option names; loads in flight will fail. False while a step is being scheduled."""
         try:
-            self.stack.reset_cache()
+            reset_stack(self.stack, self._reset_scope)
         except EngineProtocolError as error:
             _log.warning("the cache was not reset: %s", error)
             return False

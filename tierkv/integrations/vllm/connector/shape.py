@@ -16,6 +16,8 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, 
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words
+from tierkv.integrations.vllm.engine_checks import check_context, check_speculation
+from tierkv.integrations.vllm.identity import weights_identity
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.integrations.vllm.states import check_states, describe_states, spec_of
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
@@ -40,6 +42,8 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
         EngineProtocolError: the layout of the KV memory is not supported.
     """
     _check_engine(vllm_config)
+    check_context(vllm_config)
+    check_speculation(vllm_config)
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         _check_group(index, group)
     hash_block_tokens = _hash_block_tokens(vllm_config, kv_cache_config)
@@ -48,7 +52,7 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     runs = group_runs(kv_cache_config)
     return EngineSpec(
         model=str(model.model),
-        revision=str(model.revision or ""),
+        revision=" ".join(filter(None, (model.revision, weights_identity(model)))),
         dtype=_dtype_name(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype),
         layout=_layout(vllm_config, kv_cache_config),
         groups=tuple(
@@ -100,12 +104,6 @@ def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
         raise ConfigError(
             f"nnodes = {parallel.nnodes}: tierkv shares its host tier with the workers through the memory of one "
             "machine; run one engine on each and let them share a tier instead"
-        )
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.uses_draft_kv_cache():
-        raise ConfigError(
-            f"speculative_config.method = {speculative.method!r}: the draft model's KV cache is rewritten after tokens "
-            "are rejected, which tierkv does not support yet; remove it, or use the method 'ngram'"
         )
 
 

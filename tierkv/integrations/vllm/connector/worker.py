@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,13 +82,34 @@ class ConnectorWorker:
         """
         self._last_steps = last_steps
         worker = self._worker or self._open_worker(setup)
-        for request_id in failed_loads:
-            self._loads[request_id] = _Load(ends=True, failed=True)
+        self._fail(failed_loads)
         for job in meta.loads:
             load = self._loads.setdefault(job.request_id, _Load())
             load.jobs[job.job_id] = job
             load.ends = load.ends or job.ends_load
         worker.start_step(meta)
+
+    def _fail(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            load = self._loads.setdefault(request_id, _Load())
+            load.ends = load.failed = True
+
+    def abandon(self) -> None:
+        """Wait for running copies, then end every load as failed. The worker takes no further transfers."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+        self._last_steps = None
+        self._fail(self._loads)
+        for load in self._loads.values():
+            load.jobs.clear()
+
+    def refuse_loads(self, meta: ConnectorMeta, failed_loads: frozenset[str]) -> None:
+        """End the loads of a step as failed, without a transfer. Only after :meth:`abandon`."""
+        self._fail(failed_loads)
+        for job in meta.loads:
+            load = self._loads.setdefault(job.request_id, _Load(failed=True))
+            load.ends = load.ends or job.ends_load
 
     def _open_worker(self, setup: WorkerSetup | None) -> ProcessWorker:
         if setup is None or self._pages is None:
@@ -118,19 +139,28 @@ class ConnectorWorker:
         With several KV cache groups, or a window, a load fails as a whole: vLLM accepts no failed blocks then.
         """
         results = LoadResults()
-        if self._worker is not None:
-            output = self._worker.get_finished()
-            if output.is_empty and not self._loads:
-                return results
-            self._output = WorkerOutput.aggregate([self._output, output])
-            for request_id, load in list(self._loads.items()):
-                for job_id in load.jobs.keys() & output.finished.keys():
-                    self._note(load, load.jobs.pop(job_id), output, results)
-                if load.ends and not load.jobs:
-                    del self._loads[request_id]
-                    results.finished.add(request_id)
-                    if load.failed:
-                        results.failed.add(request_id)
+        if self._worker is None:
+            return results
+        output = self._worker.get_finished()
+        if not (output.finished or self._loads):
+            return results
+        self._output = WorkerOutput.aggregate([self._output, output])
+        for load in self._loads.values():
+            for job_id in load.jobs.keys() & output.finished.keys():
+                self._note(load, load.jobs.pop(job_id), output, results)
+        return self.take_ended(results)
+
+    def take_ended(self, results: LoadResults | None = None) -> LoadResults:
+        """Return the loads whose jobs have all ended. Needs no worker, so it may follow :meth:`abandon`.
+
+        Args:
+            results: gets the loads; None: empty ones.
+        """
+        results = results or LoadResults()
+        for request_id in [name for name, load in self._loads.items() if load.ends and not load.jobs]:
+            results.finished.add(request_id)
+            if self._loads.pop(request_id).failed:
+                results.failed.add(request_id)
         return results
 
     def _note(self, load: _Load, job: TransferJob, output: WorkerOutput, results: LoadResults) -> None:
@@ -145,7 +175,7 @@ class ConnectorWorker:
 
     def take_output(self) -> tuple[WorkerOutput, int] | None:
         """Return ended jobs, and 1 if this worker has just started; None if there is nothing to report."""
-        if self._output.is_empty and not self._start_unreported:
+        if not self._output.finished and not self._start_unreported:
             return None
         report = self._output, self._start_unreported
         self._output, self._start_unreported = WorkerOutput(), 0

@@ -15,20 +15,24 @@ from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
     Medium,
-    OffloadingManager,
     PrepareStoreOutput,
     RequestOffloadingContext,
     TierFilter,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.metrics import StatsFeed
+from tierkv.integrations.vllm.refusals import Refusals
+from tierkv.integrations.vllm.resets import reset_stack
 from tierkv.integrations.vllm.spec.shape import config_labels
-from tierkv.manager.contract import HOST
+from tierkv.manager.contract import HOST, ResetScope
+from tierkv.scheduler.staged.staged_jobs import NO_FLAG
 from tierkv.stack.remote_worker import WorkerSetup
-from tierkv.stack.staged import StagedStack, StagedTransfer
+from tierkv.stack.staged import StagedStack, StagedStore
 from tierkv.types import lookup as ours
 from tierkv.types.keys import Key
+from tierkv.types.transfers import StagedTransfer
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -54,21 +58,31 @@ class TierKVTransfer(LoadStoreSpec):  # type: ignore[misc]  # vLLM has no types 
     """Setup of the worker."""
 
 
-class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
-    """Staged stack behind vLLM's interface. All methods belong to the scheduler's thread.
+class TierKVManager:
+    """Staged stack behind vLLM's interface, held by :class:`.containment.ContainedManager`. Scheduler's thread.
 
     Args:
         stack: an open stack; :meth:`shutdown` closes it.
         localities: ``LOCAL`` or ``REMOTE`` by name of a lower tier.
         events: translation of events; None if vLLM publishes none.
+        reset_scope: tiers that a reset empties.
     """
 
-    def __init__(self, stack: StagedStack, localities: Mapping[str, str], events: OffloadingEvents | None) -> None:
+    def __init__(
+        self,
+        stack: StagedStack,
+        localities: Mapping[str, str],
+        events: OffloadingEvents | None,
+        reset_scope: ResetScope = "all",
+    ) -> None:
         self.stack = stack
+        self._reset_scope = reset_scope
         self._localities = localities
         self._events = events
         self._stats = StatsFeed(stack)
         self._open: set[str] = set()  # requests
+        self._dropped: set[str] = set()  # those of them that vLLM serves without tierkv
+        self._refusals = Refusals()
         self._setup = stack.worker_setup(0)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -91,6 +105,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
     def on_request_finished(self, req_context: ReqContext) -> None:
         """End a request. Its transfers may continue."""
         self._open.discard(req_context.req_id)
+        self._dropped.discard(req_context.req_id)
         self.stack.request_finished(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -104,9 +119,23 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
     # -- loads ---------------------------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Look up one chunk."""
+        """Look up one chunk. A MISS for each chunk of a request of which one is refused."""
+        if self._dropped and req_context.req_id in self._dropped:
+            return LookupResult.MISS
         end_token = req_context.get_offload_key_position(key)
-        return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
+        try:
+            return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
+        except EngineProtocolError as error:
+            self.drop(req_context.req_id, error)
+            return LookupResult.MISS
+
+    def drop(self, request_id: str, error: Exception) -> None:
+        """Go on without tierkv for a request whose call was refused, or failed."""
+        self._refusals.log(error)
+        if request_id not in self._dropped:
+            self._dropped.add(request_id)
+            self.stack.metrics.counters.requests_dropped += 1
+            self.stack.request_finished(request_id)
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Source tier of a chunk of the request's load, by vLLM's name."""
@@ -128,13 +157,28 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
     # -- stores --------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        """Reserve slots for the chunks that the host tier lacks; None if there is no room now."""
+        """Reserve slots for the chunks that the host tier lacks; None if there is no room now.
+
+        If one of them is refused, nothing is stored for the request from now on.
+        """
         position = req_context.get_offload_key_position
-        store = self.stack.prepare_store(req_context.req_id, [(key, position(key) or 0) for key in _keys(keys)])
+        chunks = () if req_context.req_id in self._dropped else [(key, position(key) or 0) for key in _keys(keys)]
+        try:
+            store = self.stack.prepare_store(req_context.req_id, chunks)
+        except EngineProtocolError as error:
+            self.drop(req_context.req_id, error)
+            store = self.stack.prepare_store(req_context.req_id, ())
         if store is None:
             return None
+        return self._store_output(store)
+
+    def _store_output(self, store: StagedStore) -> PrepareStoreOutput:
         spec = TierKVTransfer(store.transfer, self._setup)
         return PrepareStoreOutput(list(store.transfer.keys), spec, list(store.evicted))
+
+    def empty_store(self) -> PrepareStoreOutput:
+        """Answer that nothing of an offer needs to be stored."""
+        return self._store_output(StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ()))
 
     def complete_store(
         self,
@@ -152,8 +196,8 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
     # -- whole cache ---------------------------------------------------------------------------------------------------
 
     def reset_cache(self) -> None:
-        """Empty the host tier."""
-        self.stack.reset_cache()
+        """Empty the tiers that ``tierkv_reset_scope`` names: all of them, unless it is "host"."""
+        reset_stack(self.stack, self._reset_scope)
 
     def on_reset_flushed(self) -> None:
         """Note that all transfers in flight at the reset have ended (vLLM 0.33; the workers' marks show it as well)."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from tierkv.config.schema import StackConfig
 from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.integrations.vllm.identity import folder_digest
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry
 
@@ -41,6 +42,7 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
         words.append(f"states={_digest(list(states))}")
     return EngineSpec(
         model=config.model.name,
+        revision=folder_digest(config.model.name),
         dtype=config.model.dtype,
         layout=" ".join([*words, device]),
         groups=tuple(_group(group, config, state) for group, state in zip(config.groups, states, strict=True)),

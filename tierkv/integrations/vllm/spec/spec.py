@@ -6,17 +6,22 @@ transfer, which carries the setup (:class:`~.manager.TierKVTransfer`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferResult
 
 from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.device import device_words
+from tierkv.integrations.vllm.engine_checks import check_context, check_speculation, warn_of_lost_stores
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
+from tierkv.integrations.vllm.refusals import contains_errors
+from tierkv.integrations.vllm.spec.containment import ContainedManager
 from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
 from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
 from tierkv.integrations.vllm.spec.shape import (
@@ -28,6 +33,7 @@ from tierkv.integrations.vllm.spec.shape import (
 )
 from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
 from tierkv.integrations.vllm.states import check_sizes, layer_states
+from tierkv.integrations.vllm.versions import check_strict
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.opening import open_staged_stack
 from tierkv.stack.staged import DESCRIBED
@@ -35,6 +41,8 @@ from tierkv.stack.staged import DESCRIBED
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingMetricMetadata
     from vllm.v1.kv_offload.config import OffloadingConfig
+
+_log = logging.getLogger(__name__)
 
 
 class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types here
@@ -51,11 +59,13 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
-        self._stack_config = read_options(config.extra_config, known=VLLM_KEYS)
+        self._options = read_options(config.extra_config, known=VLLM_KEYS)
+        check_strict(self._options.strict)
+        self._stack_config = self._options.stack
         super().__init__(with_stack_chunks(config, self._stack_config))
         check_engine(self.config)
         self.offload_prompt_only = self._stack_config.store.prompt_only
-        self._manager: TierKVManager | None = None
+        self._manager: ContainedManager | None = None
         self._worker: TierKVWorker | None = None
 
     @classmethod
@@ -68,7 +78,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         """Labels of vLLM 0.33's info metric."""
         return tuple(config_labels(dict.fromkeys(DESCRIBED, "")))
 
-    def get_manager(self) -> TierKVManager:
+    def get_manager(self) -> ContainedManager:
         """Return the scheduler's side; the first call opens the stack.
 
         Raises:
@@ -87,19 +97,26 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
                 check_sizes(set(self.tokens_per_block), self.tokens_per_hash)
             engine = offloading_engine(self.config, device_words(), states)
             stack = open_staged_stack(config, engine, group_ids=ids, plugins=registry)
-            self._manager = TierKVManager(stack, places, OffloadingEvents(places) if enabled else None)
+            events = OffloadingEvents(places) if enabled else None
+            manager = TierKVManager(stack, places, events, self._options.reset_scope)
+            self._manager = ContainedManager(manager, contains=contains_errors())
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> TierKVWorker:
         """Return a worker's side. The first worker writes the note about its state layers.
 
         Raises:
-            ConfigError: the states are not supported. The message names the setting and the fix.
+            ConfigError: the engine's configuration is not supported. The message names the setting and the fix.
         """
         if self._worker is None:
+            vllm_config = get_current_vllm_config()
+            check_context(vllm_config)
+            check_speculation(vllm_config)
             rank, states = self.config.parallel.rank, layer_states(self.config.groups)
             note = StatesNote(self.config.engine_id, states) if rank == 0 else None
-            self._worker = TierKVWorker(_pages(kv_caches), rank, note)
+            if rank == 0:
+                warn_of_lost_stores(vllm_config, self._stack_config)
+            self._worker = TierKVWorker(_pages(kv_caches), rank, note, contains=contains_errors())
         return self._worker
 
 
@@ -110,15 +127,33 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
         rank: rank of this worker.
         note: note about state layers, closed with the worker.
+        contains: whether errors are kept from vLLM. Those about loads never are, because vLLM cannot go on without one.
     """
 
-    def __init__(self, pages: Sequence[Sequence[torch.Tensor]], rank: int, note: StatesNote | None = None) -> None:
+    def __init__(
+        self,
+        pages: Sequence[Sequence[torch.Tensor]],
+        rank: int,
+        note: StatesNote | None = None,
+        *,
+        contains: bool = True,
+    ) -> None:
         self._worker = SpecWorker(pages, rank)
         self._note = note
+        self._contains = contains
+
+    def _contain(self, error: Exception, what: str) -> None:
+        if not self._contains:
+            raise error
+        _log.error("a worker of tierkv %s, and vLLM goes on: %r", what, error, exc_info=error)
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: TierKVTransfer) -> bool:
         """Start to copy blocks to the host tier."""
-        self._worker.submit(job_id, dst_spec.transfer, _blocks(src_spec), dst_spec.setup, is_store=True)
+        try:
+            self._worker.submit(job_id, dst_spec.transfer, _blocks(src_spec), dst_spec.setup, is_store=True)
+        except Exception as error:  # noqa: BLE001 - nothing of tierkv may end the engine
+            self._contain(error, "did not store chunks")
+            self._worker.give_up_store(job_id, dst_spec.transfer.number)
         return True
 
     def submit_load(
@@ -134,20 +169,31 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
 
     def get_finished(self) -> list[TransferResult]:
         """Return the transfers that ended since the previous call."""
-        return [
-            TransferResult(ended.job_id, ended.success, ended.bytes_moved, ended.seconds)
-            for ended in self._worker.get_finished()
-        ]
+        try:
+            finished = self._worker.get_finished()
+        except Exception as error:
+            if self._worker.has_loads:
+                raise
+            self._contain(error, "lost the results of stores")
+            finished = self._worker.give_up_stores()
+        return [TransferResult(ended.job_id, ended.success, ended.bytes_moved, ended.seconds) for ended in finished]
 
     def wait(self, job_ids: Iterable[int]) -> None:
         """Wait until the transfers have ended."""
-        self._worker.wait(job_ids)
+        try:
+            self._worker.wait(job_ids)
+        except Exception as error:  # noqa: BLE001 - (the same)
+            self._contain(error, "could not wait for single transfers, and waits for all")
+            self._worker.drain()
 
     def shutdown(self) -> None:
         """Wait for copies in flight, and close."""
-        if self._note is not None:
-            self._note.close()
-        self._worker.shutdown()
+        try:
+            if self._note is not None:
+                self._note.close()
+            self._worker.shutdown()
+        except Exception as error:  # noqa: BLE001 - (the same)
+            self._contain(error, "was not closed")
 
 
 def _blocks(spec: GPULoadStoreSpec) -> DeviceBlocks:

@@ -20,8 +20,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.spec.shape import with_pages
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
-from tierkv.stack.staged import StagedTransfer
-from tierkv.types.transfers import NO_REQUEST, TransferJob, WorkerOutput
+from tierkv.types.transfers import NO_REQUEST, StagedTransfer, TransferJob, WorkerOutput
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +62,7 @@ class SpecWorker:
         self._worker: ProcessWorker | None = None
         self._jobs: dict[int, tuple[TransferJob, int]] = {}  # job and the number to mark at its end
         self._without_chunks: list[int] = []
+        self._given_up: list[EndedTransfer] = []
 
     def submit(
         self, job_id: int, transfer: StagedTransfer, blocks: DeviceBlocks, setup: WorkerSetup, *, is_store: bool
@@ -104,16 +104,46 @@ class SpecWorker:
 
     def get_finished(self) -> list[EndedTransfer]:
         """Return the transfers that ended since the previous call. Does not wait."""
+        given_up, self._given_up = self._given_up, []
         if self._worker is None:
-            return []
+            return given_up
         output = self._worker.get_finished()
+        if not (output.finished or self._without_chunks):
+            return given_up
         empty, self._without_chunks = self._without_chunks, []
-        return [*self._ends(output), *(self._end(job_id, frozenset()) for job_id in empty)]
+        return [*given_up, *self._ends(output), *(self._end(job_id, frozenset()) for job_id in empty)]
+
+    @property
+    def has_loads(self) -> bool:
+        """Whether a load is in flight."""
+        return any(not job.is_store for job, _ in self._jobs.values())
+
+    def give_up_store(self, job_id: int, number: int) -> None:
+        """End a store that could not be started. Its chunks lack a seal, so the manager drops them."""
+        if self._worker is not None:
+            self._worker.drain()
+            self._worker.mark_ended(number)
+        self._jobs.pop(job_id, None)
+        self._given_up.append(EndedTransfer(job_id, success=True))
+
+    def give_up_stores(self) -> list[EndedTransfer]:
+        """End all stores, whose results are lost. Chunks that were not copied lack a seal."""
+        for job_id, (_, number) in list(self._jobs.items()):
+            self.give_up_store(job_id, number)
+        given_up, self._given_up = self._given_up, []
+        return given_up
+
+    def drain(self) -> None:
+        """Wait until all transfers have ended."""
+        if self._worker is not None:
+            self._worker.drain()
 
     def _ends(self, output: WorkerOutput) -> Iterator[EndedTransfer]:
         # One entry per job that copied anything, by kind, in the order of the jobs.
         moved = {kind: iter(output.transfers.get(kind, ())) for kind in (LOAD, STORE)}
         for job_id in output.finished:
+            if job_id not in self._jobs:  # it was given up
+                continue
             job, _ = self._jobs[job_id]
             failed = output.failed_keys.get(job_id, frozenset())
             ended = self._end(job_id, failed)

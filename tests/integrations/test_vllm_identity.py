@@ -1,0 +1,58 @@
+"""Weights and adapters are distinguished by content: vLLM names them by path only. Needs no vLLM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tierkv.integrations.vllm import identity
+from tierkv.integrations.vllm.identity import Adapters, folder_digest, weights_identity
+
+
+def write(folder: Path, content: bytes) -> Path:
+    """A folder with one file of weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("whole_bytes_max", [64 << 20, 1000])
+def test_other_content_of_equal_size_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_bytes_max: int
+) -> None:
+    """Names, shapes and sizes of tensors stay the same when a model is trained on; also in files read in samples."""
+    monkeypatch.setattr(identity, "WHOLE_BYTES_MAX", whole_bytes_max)
+    first = folder_digest(str(write(tmp_path / "a", b"a" * 100_000)))
+    assert folder_digest(str(write(tmp_path / "copy", b"a" * 100_000))) == first
+    assert folder_digest(str(write(tmp_path / "a", b"a" * 50_000 + b"b" * 50_000))) != first
+    assert folder_digest(str(write(tmp_path / "a", b"a" * 100_001))) != first
+
+
+def test_a_model_of_the_hub_is_its_commit(tmp_path: Path) -> None:
+    """Its name stays the same when its main branch moves; a name that is no folder has nothing to read."""
+    assert weights_identity(SimpleNamespace(model="org/m", hf_config=SimpleNamespace(_commit_hash="1f0c"))) == "1f0c"
+    assert weights_identity(SimpleNamespace(model="org/m")) == ""
+    local = SimpleNamespace(model=str(write(tmp_path, b"weights")), hf_config=SimpleNamespace(_commit_hash=None))
+    assert weights_identity(local) == folder_digest(str(tmp_path)) != ""
+
+
+def test_an_adapter_that_changes_under_a_running_server_is_not_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """VLLM may hold the old weights or the new: only a request that loads them says so."""
+    adapters = Adapters()
+    adapter = SimpleNamespace(lora_name="french", lora_int_id=4, lora_path=str(write(tmp_path, b"first")))
+    first = adapters.digest_of(adapter)
+    assert first
+    assert adapters.digest_of(adapter) == first
+    write(tmp_path, b"other")
+    os.utime(tmp_path / "model.safetensors", ns=(1, 1))  # a change within one tick of the clock counts, too
+    assert adapters.digest_of(adapter) is None
+    assert adapters.digest_of(adapter) is None
+    assert caplog.text.count("has changed since it was loaded") == 1
+    anew = SimpleNamespace(**{**vars(adapter), "load_inplace": True})
+    assert adapters.digest_of(anew) not in (first, None)
+    assert adapters.digest_of(adapter) == adapters.digest_of(anew)

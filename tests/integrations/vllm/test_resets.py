@@ -1,0 +1,69 @@
+"""Resets asked through vLLM after its weights were changed in place: no chunk of the old weights is found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vllm_process import StartEngine
+from vllm_setups import EngineSetup, Seam, cached_of, objects_in, prompts, tokens_of
+
+CACHED = 192
+HERE = "vllm_watching"
+
+
+def setup_of(seam: Seam, place: Path, scope: str | None) -> EngineSetup:
+    """An engine over host memory, a disk of its own and a folder that others may share."""
+    stack: dict[str, Any] = {
+        "host": {"capacity": "16MiB"},
+        "tiers": [
+            {"backend": "disk", "path": str(place / "disk"), "capacity": "64MiB"},
+            {"name": "shared", "backend": "fsspec", "url": f"file://{place}/shared"},
+        ],
+        "lookup": {"recompute": "off"},
+    }
+    options = {} if scope is None else {"tierkv_reset_scope": scope}
+    return EngineSetup(seam, stack, blocks_per_chunk=2, options=options)
+
+
+def test_a_reset_reaches_every_tier_unless_the_host_tier_is_named(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """VLLM tells a connector of new weights by a reset alone. What "host" leaves below gives wrong tokens then."""
+    asked = prompts("new weights", 3)
+    after: dict[str | None, Any] = {}
+    for scope in (None, "host"):
+        place = tmp_path / str(scope)
+        with start_engine(setup_of(seam, place, scope)) as engine:
+            first = engine.call("vllm_scenarios:serve", prompts=asked)
+            assert engine.call("vllm_scenarios:flush")
+            shared = objects_in(place / "shared")
+            assert shared > 0
+            engine.call(f"{HERE}:change_weights")
+            engine.call(f"{HERE}:reset")
+            after[scope] = engine.call("vllm_scenarios:serve", prompts=asked)
+            assert "tier 'shared' (shared or read-only)" in engine.log.read_text(encoding="utf-8") or scope == "host"
+            if scope is None:
+                assert tokens_of(after[scope]) != tokens_of(first)
+                assert cached_of(after[scope]) == [0] * 3
+                again = engine.call("vllm_scenarios:serve_again", prompts=asked)  # both remaining tiers are in use
+                assert cached_of(again) == [CACHED] * 3
+                assert tokens_of(again) == tokens_of(after[scope])
+                assert engine.call("vllm_scenarios:flush")
+                assert objects_in(place / "shared") == shared, "the new weights' chunks have the old ones' names"
+    assert cached_of(after["host"]) == [CACHED] * 3
+    assert tokens_of(after["host"]) != tokens_of(after[None])
+
+
+def test_a_restart_finds_nothing_from_before_a_reset(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
+    """The tier that is ours was emptied, not only forgotten."""
+    asked = prompts("restart after a reset", 3)
+    with start_engine(setup_of(seam, tmp_path, None)) as engine:
+        engine.call("vllm_scenarios:serve", prompts=asked)
+        assert engine.call("vllm_scenarios:flush")
+        engine.call(f"{HERE}:reset")
+        assert engine.call("vllm_scenarios:flush")  # which ends the reset
+    setup = setup_of(seam, tmp_path, None)
+    alone = {**setup.stack, "tiers": setup.stack["tiers"][:1]}
+    with start_engine(EngineSetup(seam, alone, blocks_per_chunk=2)) as engine:
+        assert cached_of(engine.call("vllm_scenarios:serve", prompts=asked)) == [0] * 3

@@ -1,0 +1,120 @@
+"""Checks of vLLM's configuration that both seams need: whether loaded tokens can be used, and whether stores survive.
+
+Each function takes vLLM's ``VllmConfig``. The connector gets it from vLLM. The spec reads it in its workers, because
+``OffloadingConfig`` lacks these settings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from tierkv.config.schema import StackConfig
+from tierkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+DRAFTS = ("draft_model", "eagle", "eagle3")
+"""Methods of speculation whose draft has a KV cache that tierkv stores and loads."""
+
+
+def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has no types here
+    """Check that the engine can compute the rest of a prompt behind a loaded prefix.
+
+    vLLM switches both prefix caching and chunked prefill off where its attention cannot do this, such as for
+    multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
+
+    Raises:
+        ConfigError: both are off. The message names the settings and the fix.
+    """
+    caches = bool(vllm_config.cache_config.enable_prefix_caching)
+    splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
+    if caches or splits:
+        return
+    fix = "set enable_prefix_caching or enable_chunked_prefill to True"
+    if getattr(vllm_config.model_config, "use_mla", False):
+        fix = (
+            "this model has multi-head latent attention, for which vLLM switches both off on a CPU without AMX: serve "
+            f"it there without tierkv, or use a GPU or a CPU with AMX; where vLLM lets you, {fix}"
+        )
+    raise ConfigError(
+        "enable_prefix_caching = False and enable_chunked_prefill = False: this engine computes each prompt in one "
+        f"pass, and nothing shows that it can start behind tokens that tierkv has loaded; {fix}"
+    )
+
+
+def check_speculation(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that the KV cache of a draft model can be stored beside that of the model.
+
+    The layers of the draft are layers of a KV cache group like others. Their KV decides which tokens are proposed. The
+    model checks each proposed token, so it takes the same tokens with any draft.
+
+    Raises:
+        ConfigError: the draft has a KV cache, and the method is not a tested one. The message names it and the fix.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return
+    tested = ", ".join(repr(method) for method in DRAFTS)
+    if speculative.method not in DRAFTS:
+        raise ConfigError(
+            f"speculative_config.method = {speculative.method!r}: nothing shows that the KV cache of this draft can be "
+            f"stored beside that of the model; use one of {tested} or 'ngram', or remove speculative_config"
+        )
+    if speculative.parallel_drafting:
+        raise ConfigError(
+            "speculative_config.parallel_drafting = True: nothing shows that the KV cache of a draft that proposes "
+            "all tokens at once can be stored; set it to False, or remove speculative_config"
+        )
+
+
+def warn_of_lost_stores(vllm_config: Any, stack: StackConfig, *, logger: logging.Logger = _log) -> bool:  # noqa: ANN401 - (the same)
+    """Log a warning if chunks that only the host tier holds are lost at each normal stop; return whether they are.
+
+    vLLM ends its engine at once with ``--shutdown-timeout 0``, its default. A tier with ``write = "back"`` gets its
+    chunks when they leave the host tier, or when the stack is closed.
+    """
+    names = [tier.name for tier in stack.tiers if tier.write == "back"]
+    if not names or getattr(vllm_config, "shutdown_timeout", None) != 0:
+        return False
+    logger.warning(
+        'shutdown_timeout = 0, and write = "back" in tier %s: vLLM then ends its engine at once when it stops, and '
+        "chunks that only the host tier holds are lost. Start vLLM with --shutdown-timeout 30 (seconds), or set "
+        'write = "through"',
+        " and ".join(repr(name) for name in names),
+    )
+    return True
+
+
+def let_failed_loads_recompute(vllm_config: Any, *, logger: logging.Logger = _log) -> None:  # noqa: ANN401 - (the same)
+    """Set ``kv_load_failure_policy`` to "recompute" where vLLM's scheduler reads it.
+
+    With "fail", vLLM's default, a chunk that cannot be loaded would fail its request. The scheduler reads the policy of
+    its own configuration, after it has created its connector. A connector inside a ``MultiConnector`` gets a copy, so
+    the policy is also set in the configuration of each connector that is creating this one.
+    """
+    configs = [vllm_config.kv_transfer_config, *_outer_transfer_configs()]
+    for transfer in configs:
+        if transfer.kv_load_failure_policy != "recompute":
+            logger.info(
+                "kv_load_failure_policy of %s is set to 'recompute': chunks that cannot be loaded are computed",
+                transfer.kv_connector,
+            )
+            transfer.kv_load_failure_policy = "recompute"
+
+
+def _outer_transfer_configs() -> Iterator[Any]:
+    """``KVTransferConfig`` of each connector that is creating another one now.
+
+    Such a connector does not hand itself to those that it creates, so it is found on the stack of calls.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: PLC0415 - vLLM is optional
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, KVConnectorBase_V1):
+            yield caller._kv_transfer_config  # noqa: SLF001 - vLLM has no public name for it
+        frame = frame.f_back

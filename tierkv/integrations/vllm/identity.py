@@ -1,0 +1,101 @@
+"""Identity of weights and adapters on disk: vLLM names them by path only, and another content is other KV.
+
+A file enters with its name, its size and its content: all of it if the file is small, samples of it otherwise. Times
+and folders do not enter, so copies of one model on several machines are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+WHOLE_BYTES_MAX = 64 << 20
+"""Largest file that is read as a whole."""
+SAMPLES = 1024
+"""Number of places at which a larger file is read."""
+SAMPLE_BYTES = 4096
+
+_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+_CONFIGS = {"adapter_config.json", "config.json"}
+
+_Stamps = tuple[tuple[str, int, int], ...]
+
+
+def weights_identity(model_config: Any) -> str:  # noqa: ANN401 - vLLM's, which has no types here
+    """Text that differs for other weights: the commit of a model from the hub, or a digest of the files of a folder.
+
+    Empty where neither is known. Then ``namespace.epoch`` of the stack must tell other weights apart.
+    """
+    commit = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
+    return str(commit) if commit else folder_digest(str(model_config.model))
+
+
+def folder_digest(place: str) -> str:
+    """Digest of the weight files of a folder, or of one such file; empty if there are none."""
+    digest = hashlib.blake2b(digest_size=16)
+    files = _files_of(place) if place else []
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        _add_content(digest, file, size)
+    return digest.hexdigest() if files else ""
+
+
+def _files_of(place: str) -> list[Path]:
+    root = Path(place)
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        return []
+    return sorted(file for file in root.iterdir() if file.suffix in _SUFFIXES or file.name in _CONFIGS)
+
+
+def _add_content(digest: Any, file: Path, size: int) -> None:  # noqa: ANN401 - hashlib names no class for it
+    with file.open("rb") as data:
+        if size <= WHOLE_BYTES_MAX:
+            digest.update(data.read())
+            return
+        for sample in range(SAMPLES):  # the first one has the names and shapes of the tensors
+            data.seek((size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+            digest.update(data.read(SAMPLE_BYTES))
+
+
+class Adapters:
+    """Identities of adapters, as vLLM has loaded them. Scheduler's thread; reads the files of each adapter once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], tuple[_Stamps, str | None]] = {}
+
+    def digest_of(self, lora_request: Any) -> str | None:  # noqa: ANN401 - (the same)
+        """Digest of the adapter's files; empty where it has none here. None: they have changed since vLLM loaded them.
+
+        vLLM loads an adapter once for each number, and says nothing when it loads it again. So after a change its KV
+        has an unknown meaning, unless the request itself loads the adapter (``load_inplace``).
+        """
+        name = int(lora_request.lora_int_id), str(getattr(lora_request, "lora_path", "") or "")
+        try:
+            stamps = _stamps_of(name[1])
+            known = self._known.get(name)
+            if known is None or getattr(lora_request, "load_inplace", False):
+                known = self._known[name] = (stamps, folder_digest(name[1]))
+        except OSError as error:
+            _log.warning("adapter %r cannot be read, and is served without tierkv: %s", name[1], error)
+            return None
+        if known[0] != stamps and known[1] is not None:
+            _log.warning(
+                "adapter %r has changed since it was loaded, and is served without tierkv: load it under another "
+                "lora_int_id, or restart vLLM",
+                name[1],
+            )
+            known = self._known[name] = (stamps, None)
+        return known[1]
+
+
+def _stamps_of(place: str) -> _Stamps:
+    """Names, sizes and times of change of an adapter's files."""
+    found = ((file.name, file.stat()) for file in (_files_of(place) if place else ()))
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
