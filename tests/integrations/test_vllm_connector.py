@@ -21,6 +21,7 @@ from vllm_by_hand import (  # noqa: E402 - needs torch
 
 from tierkv.errors import EngineProtocolError  # noqa: E402 - (the same)
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker  # noqa: E402 - (the same)
+from tierkv.integrations.vllm.identity import Adapters  # noqa: E402 - (the same)
 from tierkv.types.transfers import ConnectorMeta  # noqa: E402 - (the same)
 
 pytestmark = pytest.mark.needs_torch
@@ -243,6 +244,25 @@ def test_adapters_and_salts_have_caches_of_their_own() -> None:
             hand.scheduler.request_finished(asked, ())
 
 
+def test_an_adapter_trained_again_in_its_folder_finds_nothing_of_the_old_one(tmp_path: Path) -> None:
+    """Another server has the old name, number and path, and other weights: old KV there would be wrong tokens."""
+    weights = tmp_path / "adapter_model.safetensors"
+    with ByHand(HOST) as hand:
+        found = []
+        for content in (b"first", b"other", b"first"):
+            weights.write_bytes(content)
+            hand.scheduler.inner._adapters = Adapters()  # a new server
+            adapter = SimpleNamespace(lora_name="french", lora_int_id=4, lora_path=str(tmp_path))
+            asked = request(f"asked {len(found)}", lora_request=adapter)
+            hand.scheduler.on_new_request(asked)
+            found.append(hand.ask(asked))
+            hand.scheduler.request_finished(asked, ())
+            if not found[-1]:
+                blocks = (FIRST, SECOND)[len(found) - 1][:1]
+                hand.compute(request(f"computed {len(found)}", lora_request=adapter), blocks, mark=3)
+    assert found == [0, 0, len(PROMPT)]
+
+
 def test_what_is_not_served_is_neither_stored_nor_asked() -> None:
     """Streamed sessions take their tokens back; a user may say that the cache is not to be read."""
     with ByHand(HOST) as hand:
@@ -328,9 +348,9 @@ def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> Non
         segments: list[int] = []
         start_step = hand.workers[0].start_step
 
-        def counting(meta: ConnectorMeta, *rest: Any) -> None:
+        def counting(meta: ConnectorMeta, *rest: Any, **more: Any) -> None:
             segments.extend(len(job.keys) for job in meta.loads)
-            start_step(meta, *rest)
+            start_step(meta, *rest, **more)
 
         hand.workers[0].start_step = counting
         assert hand.begin_load(PlayedRequest("two", LONG), ids) == len(LONG)

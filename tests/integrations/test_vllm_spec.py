@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,15 @@ def test_the_namespace_tells_all_that_changes_the_bytes() -> None:
     shapes += [offloading_engine(plain, "cpu", [state]) for state in ("a state", "another state")]
     assert len(set(shapes)) == len(shapes)
     assert offloading_engine(plain, "cpu", [""]) == shapes[0]
+
+
+def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
+    """A model that was trained on keeps its path, and the sizes of its files."""
+    shapes = set()
+    for content in (b"first", b"other", b"first"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        shapes.add(offloading_engine(replace(Config(), model=Model(name=str(tmp_path))), "cpu", [""]))
+    assert len(shapes) == 2
 
 
 def test_a_group_that_keeps_a_state_is_no_attention() -> None:

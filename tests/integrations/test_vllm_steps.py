@@ -21,9 +21,34 @@ def output(**more: object) -> SimpleNamespace:
     return SimpleNamespace(**{**fields, **more})
 
 
+def never(*_: object) -> bool:
+    """Answer of a stack for which no request is quiet."""
+    return False
+
+
+def test_only_running_requests_without_blocks_are_left_out() -> None:
+    """Others bring tables that the stack must know, whatever it would answer."""
+    asked = []
+
+    def always(request_id: str, computed: int, scheduled: int) -> bool:
+        asked.append((request_id, computed, scheduled))
+        return True
+
+    cached = SimpleNamespace(
+        req_ids=["running", "still", "resumed"],
+        num_computed_tokens=[64, 65, 0],
+        new_block_ids=[([5],), None, None],
+        resumed_req_ids={"resumed"},
+    )
+    counts = {"running": 1, "still": 2, "resumed": 40}
+    step = step_output(output(scheduled_cached_reqs=cached, num_scheduled_tokens=counts), 1, lambda _: 0, always)
+    assert [one.request_id for one in step.scheduled] == ["running", "resumed"]
+    assert asked == [("still", 65, 2)]
+
+
 def test_an_empty_step() -> None:
     """Steps without requests carry transfers."""
-    assert step_output(output(), 2, lambda _: 0) == StepOutput()
+    assert step_output(output(), 2, lambda _: 0, never) == StepOutput()
 
 
 def test_new_running_and_resumed_requests() -> None:
@@ -46,6 +71,7 @@ def test_new_running_and_resumed_requests() -> None:
         ),
         2,
         {"new": 0, "running": 1, "still": 2, "resumed": 0}.__getitem__,
+        never,
     )
     assert step.scheduled == (
         ScheduledRequest("new", 32, 10, ((1, 2), (3, 4)), replaces_table=True),

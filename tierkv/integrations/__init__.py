@@ -1,6 +1,7 @@
 """Adapters to real engines. No module outside this package imports an engine.
 
 - :mod:`~tierkv.integrations.vllm`: two adapters to vLLM, one per interface that vLLM offers.
+- :mod:`~tierkv.integrations.sglang`: a storage backend of SGLang's hierarchical cache.
 - :mod:`~tierkv.integrations.transformers`: continuous batching and single prompts in Hugging Face transformers.
 
 An adapter translates: engine objects into values of :mod:`tierkv.types`, calls of the engine into calls of a stack, and

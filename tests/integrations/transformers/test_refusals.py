@@ -15,7 +15,7 @@ import transformers
 from hf_models import GREEDY, VOCAB, computed_in_pieces, make_model, make_prompt
 
 from tierkv.errors import ConfigError, EngineProtocolError, EngineVersionError
-from tierkv.integrations.transformers.versions import check_version
+from tierkv.integrations.transformers.versions import ENGINE
 
 TINY: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS: dict[str, Any] = {**TINY, "intermediate_size": 64, "num_attention_heads": 4}
@@ -186,13 +186,13 @@ def test_sizes(option: str, value: int, model: Callable[..., Any], open_cache: C
 def test_versions_that_are_not_served(version: str) -> None:
     """The error names those that are."""
     with pytest.raises(EngineVersionError, match=rf"{version}.*4\.56 and later, below 6\.0"):
-        check_version(version)
+        ENGINE.check(version)
 
 
 @pytest.mark.parametrize("version", ["4.56.0", "4.57.6", "5.0.0", "5.19.0", "5.23.0", "5.24.0.dev0"])
 def test_versions_that_are_served(version: str) -> None:
     """A patch release is always accepted."""
-    check_version(version)
+    ENGINE.check(version)
 
 
 def test_the_package_loads_nothing_until_asked() -> None:
