@@ -425,6 +425,23 @@ class CleansUp(PlainFiles):
         super().__init__(context, options)
 
 
+@noticed_by("test_files_are_private")
+class LeavesModesToTheUmask(PlainFiles):
+    """Creates files and directories with the modes that the library defaults to."""
+
+    def write_one(self, request: WriteRequest) -> WriteResult:
+        self.path(request.key).write_bytes(request.frame)
+        return None
+
+
+@noticed_by("test_a_place_that_others_can_change_is_refused")
+class TrustsEveryPlace(PlainFiles):
+    """Opens any directory in which it can write."""
+
+    def prepare(self, place: Path) -> None:
+        place.mkdir(0o700, parents=True, exist_ok=True)
+
+
 class RaisesWhatItMeets(PlainFiles):
     """Lets errors of the library underneath through."""
 

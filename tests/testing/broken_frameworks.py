@@ -189,7 +189,7 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
 def a_late_write_is_believed(patch: Patch) -> None:
     def mark_uncertain(self: LowerTier, key: Any, frame_bytes: int) -> None:
         self.residency.add([(key, frame_bytes)])
-        self.residency._deletions.append(key)
+        self.residency._deletions.schedule((key,))
 
     patch.setattr(LowerTier, "mark_uncertain", mark_uncertain)
     patch.setattr(LowerTier, "deleted", lambda self, key, *, ok, now: False)
@@ -219,8 +219,10 @@ def batches_are_as_long_as_they_are(patch: Patch) -> None:
 
 @noticed_by("test_what_is_stored_is_not_written_again")
 def everything_is_wanted(patch: Patch) -> None:
-    patch.setattr(LowerTier, "wants", lambda self, key, now: not self.residency.is_writing(key))
+    patch.setattr(LowerTier, "wants", lambda self, key, now: not self.residency.rows.is_writing(key))
     patch.setattr(LowerTier, "missing", lambda self, chunks, now: [one for one in chunks if self.wants(one[1], now)])
+    ready = Cascades.became_ready
+    patch.setattr(Cascades, "became_ready", lambda self, filled, now, source=None: ready(self, filled, now))
 
 
 @noticed_by("test_an_answer_is_remembered", plugin="SHARED_PLUGIN")

@@ -48,6 +48,25 @@ class RoundsAfterARestart(PlainFiles):
         self.used_bytes = {}
 
 
+@noticed_by("test_scan_tells_ranks_in_write_order", keeps_ranks=True)
+class ForgetsRanksAtARestart(PlainFiles):
+    """Knows ranks and order in memory alone."""
+
+    def __init__(self, context: BackendContext, options: PlainOptions) -> None:
+        self.ranks: dict[Key, int] = {}
+        super().__init__(context, options)
+
+    def write_one(self, request: WriteRequest) -> WriteResult:
+        self.ranks.pop(request.key, None)
+        self.ranks[request.key] = request.rank
+        return super().write_one(request)
+
+    def scan(self) -> Iterable[Entry]:
+        stored = {entry.key: entry.frame_bytes for entry in super().scan()}
+        order = [*(key for key in self.ranks if key in stored), *(key for key in stored if key not in self.ranks)]
+        return [Entry(key, stored[key], self.ranks.get(key, 0)) for key in order]
+
+
 @noticed_by("test_another_capacity_is_not_a_fresh_start")
 class StartsAnewForAnotherCapacity(PlainFiles):
     """Is formatted for one capacity."""

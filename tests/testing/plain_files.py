@@ -22,6 +22,7 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
+from tierkv.abc.places import make_private_directory, open_private
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.types.keys import Key
 
@@ -42,8 +43,9 @@ class PlainFiles:
         self.used = threading.Lock()
         self.used_bytes: dict[Key, int] = {}
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self.lock = (self.root / "lock").open("w")
+            self.prepare(Path(options.path))
+            self.root.mkdir(0o700, exist_ok=True)
+            self.lock = open(self.root / "lock", "w", opener=open_private)  # noqa: SIM115 - the lock outlives this call
         except OSError as error:
             raise BackendError(f"cannot use {options.path}: {error}; give a directory of your own") from error
         try:
@@ -52,6 +54,9 @@ class PlainFiles:
             self.lock.close()
             raise BackendError(f"{options.path} is in use; give a directory of your own") from error
         self.used_bytes = {entry.key: entry.frame_bytes for entry in self.scan()}
+
+    def prepare(self, place: Path) -> None:
+        make_private_directory(place)
 
     def path(self, key: Key) -> Path:
         return self.root / f"{key.hex()}.frame"
@@ -83,7 +88,8 @@ class PlainFiles:
             self.used_bytes[request.key] = len(request.frame)
         temporary = self.root / f"{threading.get_ident()}.tmp"
         try:
-            temporary.write_bytes(request.frame)
+            with open(temporary, "wb", opener=open_private) as file:
+                file.write(request.frame)
             temporary.rename(self.path(request.key))
         except OSError as error:
             with self.used:

@@ -1,9 +1,11 @@
-"""Kit for authors of backends: conformance tests, fault injection and small engines. Only tests import this package.
+"""Kit for authors of plugins: conformance tests, fault injection and small engines. Only tests import this package.
 
-- ``conformance``: the suite that every backend passes. A backend's author inherits from ``BackendConformance``.
+- ``conformance``: the suite that every backend passes. A backend's author inherits from ``BackendConformance``, and
+  that of an eviction policy from ``PolicyConformance``.
 - ``faults``: wrappers that make a real backend fail by explicit rules.
 - ``engines``: the *hand engine*, which a test moves call by call, and the *small stack*: a backend under test inside a
   real stack, with a clock that the test moves.
+- ``damage``: changes of stored files by the thousand, each used in a process of its own.
 - ``frames``, ``raw``: bytes for tests, and access to stored bytes past the backend.
 - ``manual_clock``: time and threads under a test's control.
 - ``pytest_plugin``: skipping rules and the report of a conformance run; registered as an entry point.
@@ -21,8 +23,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tierkv.testing.conformance import BackendConformance
+    from tierkv.testing.conformance.policy import PolicyConformance
 
-__all__ = ["BackendConformance"]
+__all__ = ["BackendConformance", "PolicyConformance"]
 
 
 def __getattr__(name: str) -> object:
@@ -31,4 +34,8 @@ def __getattr__(name: str) -> object:
         from tierkv.testing.conformance import BackendConformance  # noqa: PLC0415  # lazy on purpose, see above
 
         return BackendConformance
+    if name == "PolicyConformance":
+        from tierkv.testing.conformance.policy import PolicyConformance  # noqa: PLC0415  # as above
+
+        return PolicyConformance
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

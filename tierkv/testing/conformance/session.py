@@ -92,6 +92,10 @@ class Session:
             found[entry.key] = entry.frame_bytes
         return found
 
+    def scan_ranks(self) -> list[tuple[Key, int]]:
+        """List the key and the rank of everything stored, in the order of ``scan``."""
+        return [(entry.key, entry.rank) for entry in cast("SupportsScan", self.backend).scan()]
+
     def close(self) -> None:
         """Close the backend once, then the loop. Further calls do nothing."""
         if self._closed:

@@ -141,7 +141,7 @@ class SmallStack(HandEngine):
     def close(self) -> bool:
         """Remove all faults and close the stack. Returns whether all stored chunks reached the tiers."""
         self.release()
-        return self.stack.close(timeout_s=30.0)
+        return self.stack.close(timeout_s=PATIENCE_S / 2)
 
     def close_inner(self) -> None:
         """Close the backend itself, after a stack that abandoned it."""

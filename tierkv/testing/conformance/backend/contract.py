@@ -44,6 +44,7 @@ class ContractTests(KitBase):
         assert declared.preferred_batch >= 1 and declared.preferred_concurrency >= 1
         assert not (declared.authoritative_index and declared.shared), "authoritative_index excludes shared"
         assert declared.scan or not declared.authoritative_index, "authoritative_index needs scan"
+        assert declared.scan or not declared.keeps_ranks, "keeps_ranks needs scan"
         with self.open(place) as session:
             assert isinstance(session.backend, Backend)
             assert isinstance(session.backend, SupportsScan) or not declared.scan, "scan is declared but not there"

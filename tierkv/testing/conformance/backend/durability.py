@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from tierkv.testing.conformance.model import run_against_a_dict
 from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
+
+OTHER_USER = 12345
+"""Number of a user who does not run the tests."""
 
 
 class DurabilityTests(KitBase):
@@ -140,6 +144,44 @@ class PlaceTests(KitBase):
         with pytest.raises(TierKVError) as failure:
             self.open(sealed).close()
         assert str(sealed) in str(failure.value)
+
+    def test_files_are_private(self, place: Path) -> None:
+        """A place that all users may read exposes no frame, under any umask: a prompt can be guessed from its KV."""
+        self.need_local()
+        place.mkdir(0o755)
+        key = make_key(1)
+        umask = os.umask(0)
+        try:
+            with self.open(place) as session:
+                session.put({key: make_frame(key, 1, self.small)})
+        finally:
+            os.umask(umask)
+        made = sorted(place.rglob("*"))
+        exposed = [f"{path} ({stat.filemode(path.stat().st_mode)})" for path in made if path.stat().st_mode & 0o077]
+        assert made, "nothing was stored at the place"
+        assert not exposed, f"other users can use {exposed}: see tierkv.abc.places"
+
+    @pytest.mark.parametrize("why", ["writable", "owned"])
+    def test_a_place_that_others_can_change_is_refused(
+        self, place: Path, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A user who can replace stored files decides what a tier serves. The error names the path and the fix."""
+        self.need_local()
+        place.mkdir(0o700)
+        fix = "chmod" if why == "writable" else "chown"
+        if why == "writable":
+            place.chmod(0o777)
+        elif os.geteuid() == 0:
+            os.chown(place, OTHER_USER, -1)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
+        with pytest.raises(TierKVError, match=fix) as failure:
+            self.open(place).close()
+        assert str(place) in str(failure.value)
+        assert not list(place.iterdir()), "files were created in a place that was refused"
+        if self.plugin.check is not None:
+            findings = self.plugin.check(self.make_options(place), self.capacity_bytes)
+            assert any(not finding.ok and fix in finding.detail for finding in findings), "`tierkv check` passes it"
 
     def sealed_directory(self, place: Path) -> Path:
         """A directory in which no file can be created, not even by root (hence sysfs)."""

@@ -6,12 +6,14 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from tierkv.abc import WriteRequest
 from tierkv.errors import TierKVError
 from tierkv.testing.conformance.kit import KitBase
-from tierkv.testing.frames import make_frame, make_key
+from tierkv.testing.frames import aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
 
 REOPENINGS = 10
+RANK_MAX = (1 << 64) - 1
 
 
 class ReopenTests(KitBase):
@@ -68,6 +70,25 @@ class ReopenTests(KitBase):
         for _ in range(2):
             with self.open(place) as session:
                 assert session.scan() == told
+
+    def test_scan_tells_ranks_in_write_order(self, place: Path) -> None:
+        """The head of a prompt stays longest after a restart only if ranks and order outlive rewrites and deletions."""
+        self.need("durable", "keeps_ranks")
+        keys = [make_key(number) for number in range(6)]
+        written = [*zip(keys, (0, 1, 7 << 32 | 4096, RANK_MAX, 5 << 32, 9), strict=True), (keys[1], 3), (keys[3], 0)]
+        expected: dict[Key, int] = {}
+        with self.open(place) as session:
+            for version, (key, rank) in enumerate(written):  # one call each: within a call there is no order
+                frame = aligned_copy(make_frame(key, version, self.sizes[version % len(self.sizes)])).toreadonly()
+                assert session.write_requests([WriteRequest(key, frame, rank)]) == [None]
+                expected.pop(key, None)
+                expected[key] = rank
+            session.forget(keys[4:5])
+            del expected[keys[4]]
+            assert session.scan_ranks() == list(expected.items())
+        for _ in range(2):
+            with self.open(place) as session:
+                assert session.scan_ranks() == list(expected.items())
 
     def test_another_capacity_is_not_a_fresh_start(self, place: Path) -> None:
         """Users change ``capacity`` and restart: more loses nothing, less loses only frames beyond the new capacity."""

@@ -1,0 +1,192 @@
+"""Damage at rest, by the thousand: copies of a backend's files are changed, and each is used in a process of its own.
+
+A backend's author writes three functions (:class:`Damage`): one that fills a place, one that changes its files, and one
+that opens the place and looks for what broke. :func:`play_seeds` plays one change per seed. A seed repeats its change
+exactly, so a finding is a number. A process that is ended by a signal, hangs or raises is a finding, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HANG_S = 30
+"""Seconds for the use of one damaged place; beyond it, the backend hangs."""
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of the use of one damaged place."""
+
+    broken: str = ""
+    """Promise that broke, in words; empty: none."""
+    open_s: float = 0.0
+    """Seconds that the backend took to open."""
+    note: str = ""
+    """Word that the summary counts, such as "emptied" or "refused"; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Functions of one backend. All run on the main thread of a process of their own, but ``build``."""
+
+    build: Callable[[Path], None]
+    """Fill an empty place, and close the backend."""
+    mutate: Callable[[Path, random.Random], str]
+    """Change the files of a place. Returns the change in words, its kind first."""
+    play: Callable[[Path], Outcome]
+    """Open the place, read, delete and rewrite everything."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """Findings of all seeds."""
+
+    broken: list[tuple[int, str, str]] = field(default_factory=list)
+    """Seed, change and broken promise of each finding."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Number of changes of each kind."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """Number of outcomes with each note."""
+    slowest_s: float = 0.0
+    """Longest time of opening in seconds."""
+
+
+def play_seeds(damage: Damage, place: Path, seeds: Sequence[int]) -> Summary:
+    """Play one change per seed, each in a forked process. No other thread may run.
+
+    Args:
+        damage: the backend's functions.
+        place: empty directory for all files; needs room for three copies.
+        seeds: numbers of the changes.
+    """
+    base, summary = place / "base", Summary()
+    damage.build(base)
+    for number, seed in enumerate(seeds):
+        what, outcome = _play_seed(damage, base, place / str(seed), seed)
+        shutil.rmtree(place / str(seed), ignore_errors=True)
+        summary.kinds[what.partition(" ")[0]] += 1
+        summary.slowest_s = max(summary.slowest_s, outcome.open_s)
+        if outcome.note:
+            summary.notes[outcome.note] += 1
+        if outcome.broken:
+            summary.broken.append((seed, what, outcome.broken))
+        if sys.stderr.isatty():
+            print(f"\r{number + 1} of {len(seeds)}, {len(summary.broken)} broken", end="", file=sys.stderr)  # noqa: T201 - progress of a program
+    return summary
+
+
+def _play_seed(damage: Damage, base: Path, place: Path, seed: int) -> tuple[str, Outcome]:
+    """Change, and outcome of its use in a process of its own."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _play_here(damage, base, place, seed, writing)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        what, _, outcome = pipe.read().decode().partition("\n")
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return what, Outcome(signal.Signals(os.WTERMSIG(status)).name)
+    return what, Outcome(**json.loads(outcome))
+
+
+def _play_here(damage: Damage, base: Path, place: Path, seed: int, report: int) -> None:
+    """Change a copy and use it; write change and outcome to ``report``."""
+    what = "none"
+    try:
+        shutil.copytree(base, place)
+        try:
+            what = damage.mutate(place, random.Random(seed))
+        finally:
+            os.write(report, f"{what}\n".encode())
+        signal.alarm(HANG_S)
+        outcome = damage.play(place)
+    except BaseException as error:  # noqa: BLE001 - whatever ends the process is a finding
+        outcome = Outcome(f"{type(error).__name__}: {error}")
+    os.write(report, json.dumps(asdict(outcome)).encode())
+
+
+def change_bytes(data: bytearray, rng: random.Random, start: int, end: int) -> str:
+    """Change one to eight bytes between two offsets. Returns the change in words."""
+    offset, length = rng.randrange(start, end), rng.choice((1, 1, 2, 4, 8))
+    field_end = min(offset + length, len(data))
+    width = field_end - offset
+    how = rng.choice(("bit", "bit", "bit", "zero", "ones", "random", "plus"))
+    if how == "bit":
+        data[offset] ^= 1 << rng.randrange(8)
+    elif how == "plus":
+        value = int.from_bytes(data[offset:field_end], "little") + rng.choice((-2, -1, 1, 2))
+        data[offset:field_end] = (value % (1 << 8 * width)).to_bytes(width, "little")
+    else:
+        fill = {"zero": b"\0" * 8, "ones": b"\xff" * 8, "random": rng.randbytes(8)}[how]
+        data[offset:field_end] = fill[:width]
+    return f"byte {offset} {how} {width}"
+
+
+def change_pages(data: bytearray, rng: random.Random, pages: Sequence[int]) -> str:
+    """Zero, halve, copy or swap pages of 4 KiB, out of at least two. Returns the change in words."""
+    page, other = rng.sample(list(pages), 2)
+    how = rng.choice(("zero", "copy", "swap", "half"))
+    left = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
+    right = slice(other * PAGE_BYTES, (other + 1) * PAGE_BYTES)
+    if how == "zero":
+        data[left] = bytes(PAGE_BYTES)
+    elif how == "copy":
+        data[left] = data[right]
+    elif how == "swap":
+        data[left], data[right] = data[right], data[left]
+    else:
+        data[page * PAGE_BYTES + 512 : (page + 1) * PAGE_BYTES] = bytes(PAGE_BYTES - 512)
+    return f"{page} {how} {other}"
+
+
+def change_length(data: bytearray, rng: random.Random) -> str:
+    """Cut or lengthen a file. Returns the change in words."""
+    size = len(data)
+    how = rng.choice(("cut", "cut", "lengthen"))
+    if how == "cut":
+        anywhere = rng.randrange(size)
+        del data[rng.choice((anywhere, anywhere // PAGE_BYTES * PAGE_BYTES, rng.randrange(3) * PAGE_BYTES)) :]
+    else:
+        data += rng.randbytes(rng.randrange(1, 3 * PAGE_BYTES))
+    return f"{how} from {size} to {len(data)}"
+
+
+def main(damage: Damage) -> None:
+    """Program of a backend: ``DIRECTORY --count 1000 --seed 1 [--only 17]``. Prints a summary as JSON.
+
+    Raises:
+        SystemExit: with status 1 if a promise broke.
+    """
+    parser = argparse.ArgumentParser(description="Change files of a tier at rest, and use each changed copy.")
+    parser.add_argument("place", type=Path, help="empty or new directory")
+    parser.add_argument("--count", type=int, default=300, help="number of changes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first change (default: %(default)s)")
+    parser.add_argument("--only", type=int, help="number of the only change")
+    arguments = parser.parse_args()
+    logging.disable()
+    first = arguments.seed
+    seeds = range(first, first + arguments.count) if arguments.only is None else [arguments.only]
+    arguments.place.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    summary = play_seeds(damage, arguments.place, seeds)
+    shutil.rmtree(arguments.place / "base")
+    fields = {name: getattr(summary, name) for name in ("broken", "kinds", "notes")}
+    times = {"slowest_s": round(summary.slowest_s, 3), "seconds": round(time.monotonic() - started)}
+    sys.stdout.write(json.dumps(fields | times) + "\n")
+    sys.exit(bool(summary.broken))
