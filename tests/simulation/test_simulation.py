@@ -16,7 +16,7 @@ from simulation.report import story, summary, total
 
 REACHED = (
     "attachments_refused", "cascades", "cascades_dropped", "chunks_corrupt", "chunks_loaded", "chunks_stored",
-    "deadlines_expired", "deferrals", "demotions", "demotions_dropped", "evictions", "loads_failed", "loads_given_up",
+    "deadlines_expired", "deferrals", "demotions", "demotions_dropped", "evictions", "loads_failed",
     "loads_streamed", "lookups",
     "offers", "probes", "promotions", "reads_failed", "requests_finished", "resets_refused", "stores_refused",
     "tiers_attached", "tiers_detached", "tiers_emptied", "tokens_computed", "tokens_loaded", "writes_failed",

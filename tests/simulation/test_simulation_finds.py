@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simulation import simulate
-from simulation.breaks.feature_breaks import BREAKS, Break
+from simulation.breaks import feature_breaks, load_breaks
+from simulation.breaks.core_breaks import BREAKS, Break
 
 STEPS = 150
+
+assert feature_breaks.BREAKS is load_breaks.BREAKS is BREAKS  # importing them added theirs
 
 
 @pytest.mark.parametrize("broken", [pytest.param(one, id=one.name) for one in BREAKS])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +15,16 @@ from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.host.slot_table import SlotTable
 from tierkv.manager.lower.lower_tier import LowerTier
-from tierkv.manager.lower.residency import DELETING, WRITING, Residency
+from tierkv.manager.lower.residency import Residency
+from tierkv.manager.lower.row_table import DELETING, WRITING
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.moves.dirty_pins import DirtyPins
 from tierkv.manager.moves.in_flight import InFlightOps
-from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.passages.passage import Passage
 from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.jobs.completions import CompletionHandler
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
+from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.search import SearchGroup, find_hit
 from tierkv.scheduler.scheduler import OffloadScheduler
@@ -215,16 +216,6 @@ def some_completions_are_lost(patch: Patch) -> None:
     patch.setattr(Dispatcher, "_finish", lossy)
 
 
-@breaks("hung", 20)
-def lookups_have_no_deadline(patch: Patch) -> None:
-    init = Lookups.__init__
-
-    def patient(self: Lookups, manager: Any, deadline_s: float, *others: Any, **options: Any) -> None:
-        init(self, manager, math.inf, *others, **options)
-
-    patch.setattr(Lookups, "__init__", patient)
-
-
 @breaks("flapping", 20)
 def a_breaker_never_closes(patch: Patch) -> None:
     patch.setattr("tierkv.dispatch.breaker.Breaker.trial_is_due", lambda self, now_s: False)
@@ -280,7 +271,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
         return grant
 
     def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
-        self._step.version += 1
+        self.step.version += 1
 
     patch.setattr(OffloadManager, "prepare_load", loose)
     patch.setattr(OffloadManager, "complete_load", complete)
@@ -303,20 +294,20 @@ def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
     """Every chunk with a slot in the host tier counts as readable after the deadline."""
     longest = Lookups._longest_hit
 
-    def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, expired: bool) -> Any:
-        if not expired:
-            return longest(self, record, ctx, computed, tokens_max, expired=False)
+    def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, late: bool) -> Any:
+        if not late:
+            return longest(self, record, ctx, computed, tokens_max, late=False)
         find = self._manager._host.slots.find
         lookup = lambda key: LookupResult.MISS if find(key) is None else LookupResult.HIT  # noqa: E731 - shorter so
         return find_hit(record.search_groups, computed, tokens_max, lookup)
 
     patch.setattr(Lookups, "_longest_hit", hopeful)
-    patch.setattr(Reservation, "granted_ready", lambda self: set(self.granted()))
+    patch.setattr(Passage, "granted_ready", lambda self: set(self.granted()))
 
 
 @breaks("returning", 20)
 def ended_loads_are_waited_for(patch: Patch) -> None:
-    patch.setattr(Lookups, "loading_ended", lambda self, keys: None)
+    patch.setattr(LoadsInFlight, "ended", lambda self, owner, keys: None)
 
 
 @breaks("returning", 20)
@@ -375,7 +366,7 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
 @breaks("rotten", 40)
 def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     def wants(self: LowerTier, key: Any, now: float) -> bool:
-        flags = self.residency.flags_of(key)
+        flags = self.residency.rows.flags_of(key)
         if not self.limits.writes or flags & WRITING:
             return False
         return bool(flags & DELETING) or self.presence(key, now) is not LookupResult.HIT
@@ -401,7 +392,7 @@ def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
     end_demotions = HostTier.end_demotions
 
     def hasty(self: HostTier, slots: Sequence[int]) -> Any:
-        early = [slot for slot in slots if slot in self._demoting]
+        early = [slot for slot in slots if slot in self.slots.demoting]
         for slot in early:
             self.slots.pins[slot] = 1
         return end_demotions(self, early or [slot for slot in slots if self.slots.pins[slot]])

@@ -107,6 +107,9 @@ class Checks:
         self._check_policies()
         self.quotas.after_step()
         self._evictions.after_step()
+        waiting = {sequence.request.request_id for sequence in self._engine.waiting}
+        self._monitor.service.after_step(waiting, outstanding=self._monitor.is_reading)
+        self._monitor.service.check_account(self._monitor.loading_slots)
         self._check_jobs(trace)
 
     def _hear(self) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from simulation.checks.failure import Violation, demand
 from simulation.checks.probe import Probe
+from simulation.checks.service import PROGRESS, ServiceChecks
 from simulation.checks.trace import Trace
+from simulation.checks.writes import WriteChecks
 from simulation.drawing.features import ENCRYPTED
 from simulation.drawing.run_spec import RunSpec
 from simulation.engine.expected_bytes import SimRequest, Truth
@@ -22,7 +24,6 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
 from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, TransferJob, WorkerOutput
 
-PROGRESS = "always progress"
 SLOTS = "no slot is written by two at once"
 JOBS = "every job ends exactly once"
 EVENTS = "events replayed give the resident set"
@@ -75,6 +76,7 @@ class Monitor:
     """Observer of the engine's calls, and of the instructions to workers and tiers.
 
     Attributes:
+        service: checks of the answers themselves.
         residents: per tier, the keys that are readable there according to events.
         truth: the right bytes.
         rotten: slots of the host tier that were damaged on purpose, with their chunks since.
@@ -100,7 +102,8 @@ class Monitor:
         self._probe = probe
         self.truth = truth
         self._trace = trace
-        self._deadline_s = setup.deadline_s
+        self.service = ServiceChecks(setup, probe, trace, storages)
+        self._writes = WriteChecks(setup, storages)
         self._workers = setup.engine.num_workers
         self._storages = storages
         self._slots = SlotUse()
@@ -120,21 +123,21 @@ class Monitor:
 
     def answered(self, sequence: EngineSequence[SimRequest], local: int, answer: int | None) -> None:
         """A deferral ends within its deadline, and every byte of an offer is readable."""
-        request_id, now_s = sequence.request.request_id, self._trace.clock()
+        request_id = sequence.request.request_id
         self._trace.note("answer", request_id, f"local {local}:", answer)
         if answer is None:
             self.deferrals += 1
             if any(live.job.request_id == request_id for live in self.jobs.values()):
-                return  # it waits for a worker, not for a tier
-            sequence.deferred_since_s = now_s if sequence.deferred_since_s is None else sequence.deferred_since_s
-            waited_s = now_s - sequence.deferred_since_s
-            demand(
-                waited_s < self._deadline_s,
-                PROGRESS,
-                f"{request_id} is deferred for {waited_s:g} s, the deadline is {self._deadline_s:g} s",
-            )
+                self.service.forget(request_id)  # it waits for a worker, not for a tier
+                return
+            self.service.asked(request_id)
+            self.service.deferred(request_id)
             return
-        sequence.deferred_since_s = None
+        self.service.asked(request_id)
+        keys = {key for group in self.truth.geometry.groups for key in self.truth.keys(sequence.request, group.index)}
+        loads = [live.job for live in self.jobs.values() if not live.job.is_store]
+        coming = any(job.request_id != request_id and not keys.isdisjoint(job.keys) for job in loads)
+        self.service.answered(sequence, local, answer, coming=coming)
         possible = 0 <= answer <= sequence.request.num_tokens - local
         demand(possible, OFFERS, f"{request_id}: {answer} tokens beyond {local}")
         if answer:
@@ -212,6 +215,7 @@ class Monitor:
             live.left.discard(worker)
             live.failed |= output.failed_keys.get(job_id, frozenset())
             if not live.left:
+                self.service.moved()
                 self._ended(live)
                 del self.jobs[job_id]
 
@@ -273,6 +277,7 @@ class Monitor:
             demand(not stale, RESET, f"{name} is to read {stale}, which are from before the cache was emptied")
         alone = op.tier not in self.left or op.verb is Verb.DELETE  # of what it was late to write
         demand(alone, DETACHED, f"{op.verb.value} of {len(op.keys)} chunks goes to {name}, which was detached")
+        self._writes.submitted(name, op)
         self._ops[op.op_id] = op
         self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
 
@@ -285,11 +290,14 @@ class Monitor:
             op = self._ops[word.op_id]
             kinds = [outcome.kind.value for outcome in word.outcomes]
             self._trace.note("done" if word.ended else "late", f"op {op.op_id}", kinds)
+            if op.verb in (Verb.READ, Verb.PROBE):
+                self.service.moved()
             if not word.ended:
                 continue
             del self._ops[word.op_id]
             self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
             storage = self._storages[self._probe.name_of(op.tier)]
+            self._writes.ended(storage.name, op, word.outcomes)
             if op.verb is Verb.WRITE:
                 storage.stale_writes.difference_update(op.keys)
                 self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in word.outcomes)
@@ -319,6 +327,20 @@ class Monitor:
             demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
         return True
 
+    @property
+    def loading_slots(self) -> dict[str, set[int]]:
+        """Slots of the loads in flight, by request."""
+        slots: dict[str, set[int]] = {}
+        for live in self.jobs.values():
+            if not live.job.is_store:
+                slots.setdefault(live.job.request_id, set()).update(_slots(live.job))
+        return slots
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a probe or read is in flight."""
+        return any(op.verb in (Verb.READ, Verb.PROBE) for op in self._ops.values())
+
     # -- events ------------------------------------------------------------------------------------------------------
 
     def replay(self, events: Iterable[CacheEvent], indexed: set[str]) -> None:
@@ -346,4 +368,4 @@ def _name(job: TransferJob) -> str:
     return f"{'store' if job.is_store else 'load'} {job.job_id}"
 
 
-__all__ = ["HOST", "LiveJob", "Monitor", "SlotUse"]
+__all__ = ["HOST", "PROGRESS", "LiveJob", "Monitor", "SlotUse"]

@@ -6,7 +6,7 @@ Everything else is judged from what a stack says and does: its answers, events, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.manager import OffloadManager
 from tierkv.memory.arena import HostArena
+from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.stack import Stack
 from tierkv.stack.tier_lifecycle import TierChange
@@ -93,13 +94,28 @@ class Probe:
 
     def offered_slots(self, request_id: str) -> dict[Key, int]:
         """Chunks that are held for a request, with their slots."""
-        granted = self.manager.reservations.granted(request_id)
+        granted = self.manager.passages.granted(request_id)
         return {key: chunk.slot for key, (chunk, _) in granted.items()}
 
     def streamed_keys(self, request_id: str) -> set[Key]:
         """Chunks of an offer that are read from below during the load."""
         record = self.scheduler._records[request_id]
         return set(record.lookup.wanted).difference(record.lookup.gathered) if record.lookup.will_stream else set()
+
+    def held_slots(self) -> tuple[dict[str, set[int]], int]:
+        """Slots that are held for each request, and the number of slots that may be held or copied together."""
+        passages = self.manager.passages
+        held = {one: {chunk.slot for chunk, _ in passages.granted(one).values()} for one in passages.owners}
+        return held, passages.account.chunks_max
+
+    def waited_for_a_load_s(self, request_id: str) -> float:
+        """Seconds for which a request, with all its chunks held, has waited for a load of another that did not move."""
+        return self.scheduler._records[request_id].lookup.load_waited_s
+
+    def search(self, request_id: str) -> tuple[Sequence[SearchGroup], int]:
+        """Groups of a request as the search needs them, and the largest end of a hit."""
+        record = self.scheduler._records[request_id]
+        return record.search_groups, record.hit_end_max
 
     def ready_slots(self) -> list[tuple[Key, int]]:
         """All readable chunks with their slots."""
@@ -113,7 +129,7 @@ class Probe:
 
     def waiting_slots(self) -> set[int]:
         """Slots of readable chunks that wait for a tier in service that will store them."""
-        host, now = self.manager._host, self.manager._step.now
+        host, now = self.manager._host, self.manager.step.now
         ready = {(slot, host.slots.generation(slot)): key for key, slot in self.ready_slots()}
         return {
             lease[0]
@@ -147,7 +163,7 @@ class Probe:
 
     def is_swept(self) -> bool:
         """Whether no chunk from before a reset is in the host tier."""
-        return not self.manager._host.slots.stale
+        return not self.manager._host.slots.unswept
 
     # -- lower tiers -------------------------------------------------------------------------------------------------
 
@@ -172,13 +188,23 @@ class Probe:
         table = self.tiers()[tier]
         return set() if table.phase.emptying else set(table.residency)
 
+    def room_in_chunks(self, tier: str) -> int:
+        """Number of chunks that a tier with a capacity has room for."""
+        residency = self.tiers()[tier].residency
+        sizes = [size for _, size, _ in residency.rows.listed()]
+        return (residency.capacity_bytes or 0) // max(sizes, default=self.arena.slot_bytes)
+
     def is_known(self, tier: str, key: Key) -> bool:
         """Whether a tier with an index would be read for ``key``."""
         return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
 
+    def may_be_known(self, tier: str, key: Key) -> bool:
+        """Whether a tier has ``key``, or would be asked for it, as far as the stack knows."""
+        return self.tiers()[tier].presence(key, self.manager.step.now) is not LookupResult.MISS
+
     def leaving(self, tier: str) -> set[Key]:
         """Chunks being deleted from a tier."""
-        return set(self.tiers()[tier].residency.deleting())
+        return set(self.tiers()[tier].residency.rows.deleting())
 
     def waiting_writes(self, tier: str) -> int:
         """Number of chunks that wait to be written to a tier."""
@@ -189,9 +215,9 @@ class Probe:
         if tier == HOST:
             host, size = self.manager._host, self.arena.slot_bytes
             ready = [chunk for chunk in host.slots.visible() if chunk.state.value == "ready"]
-            idle = [chunk for chunk in ready if chunk.slot not in host.demoting]
+            idle = [chunk for chunk in ready if chunk.slot not in host.slots.demoting]
             return {chunk.key: Kept(size, bool(chunk.pins), host.slots.generation(chunk.slot)) for chunk in idle}
-        return {key: Kept(size, used) for key, size, used in self.tiers()[tier].residency.listed()}
+        return {key: Kept(size, used) for key, size, used in self.tiers()[tier].residency.rows.listed()}
 
     def tenant_usage(self) -> dict[str, dict[str, int]]:
         """Bytes by tenant, in each tier with quotas."""
@@ -200,8 +226,11 @@ class Probe:
     # -- the whole stack ---------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """Cache events since the last call."""
-        return self._stack.events.take()
+        """Cache events since the last call: all of them, though one call of the stack returns a bounded number."""
+        events: list[CacheEvent] = []
+        while some := self._stack.events.take():
+            events += some
+        return events
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping."""
@@ -233,12 +262,10 @@ class Probe:
             "jobs": len(scheduler._jobs),
             "fences": len(scheduler._fences),
             "open lookups": list(scheduler._lookups.open_ids),
-            "loads waited for": len(scheduler._lookups._loading),
-            "reservations": list(manager.reservations._by_owner),
-            "reserved chunks": manager.reservations.num_reserved,
+            "loads waited for": len(scheduler._lookups._loads),
+            "passages": manager.passages.owners,
+            "slots on the account": manager.passages.account.total,
             "loads that stream": list(scheduler._loads._streams),
-            "segments": manager.streams.owners,
-            "chunks of segments": manager.streams.num_reserved,
             "instructions": len(manager._tier_io.in_flight),
             "pending writes": manager.has_pending_changes,
             "I/O": self._wiring.dispatcher.pending(),
@@ -249,7 +276,7 @@ class Probe:
             used = {
                 "reserved bytes": tier.residency.reserved_bytes,
                 "being written": tier.residency.num_writing,
-                "being deleted": len(list(tier.residency.deleting())),
+                "being deleted": len(list(tier.residency.rows.deleting())),
                 "not quiet": not tier.is_quiet,
                 "being emptied": tier.phase.emptying,
             }

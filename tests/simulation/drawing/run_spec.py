@@ -34,6 +34,8 @@ class TierSetup:
     """Durations of calls; each call takes one of them."""
     tail: float
     """Share of calls that take long without a fault."""
+    probe_key_s: float
+    """Seconds that a probe takes per key."""
     asynchronous: bool
     """Whether its backend runs on the event loop, where a reply may arrive some time after the effect."""
 
@@ -61,7 +63,7 @@ class RunSpec:
     """Longest prompt."""
     deadline_s: float
     host: Mapping[str, Any]
-    lookup: Mapping[str, Any]
+    step: Mapping[str, Any]
     store: Mapping[str, Any]
     events: Mapping[str, Any]
     features: Features
@@ -87,7 +89,8 @@ class RunSpec:
             "namespace": {"epoch": epoch},
             "chunk": {"blocks": self.chunk_blocks},
             "host": {"capacity": self.host_slots * SLOT_BYTES, **self.host},
-            "lookup": {"deadline_s": self.deadline_s, **self.lookup},
+            "lookup": {"deadline_s": self.deadline_s, "recompute": "off" if self.scenario.steady else "auto"},
+            "step": self.step,
             "store": dict(self.store),
             "events": dict(self.events),
             "tenants": dict(self.features.tenants),
@@ -124,8 +127,7 @@ def codec_name(tier: TierSetup) -> str:
 def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
     """Draw the spec of a seed, with the scenario that the seed chooses, or with the one named."""
     rng = Random(f"setup {seed}")
-    chosen = rng.choice(sorted(SCENARIOS))
-    plan = SCENARIOS[scenario or chosen]
+    plan = SCENARIOS[scenario or Random(f"scenario {seed}").choice(sorted(SCENARIOS))]
     engine = _draw_engine(rng, plan)
     lazy = engine.capabilities.shows_free_blocks
     chunk_blocks = 1 if lazy else rng.choice((1, 1, 2, 3))
@@ -149,13 +151,13 @@ def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
         caching=engine.capabilities.prefix_caching,
         host_slots=host_slots,
         prompt_tokens_max=prompt_tokens_max,
-        deadline_s=rng.choice((0.3, 1.0, 3.0)),
+        deadline_s=rng.choice((0.5, 1.0) if plan.steady else (0.3, 1.0, 3.0)),
         host={
             "reserved_share": rng.choice((0.5, 0.8, 1.0)),
             "copy_threads": rng.choice((1, 2, 4)),
             **features.host,
         },
-        lookup={"completions_per_step_max": rng.choice((1, 8, 256, 256))},
+        step={"keys_max": rng.choice((64, 128, 1024, 1024))},
         store={
             "chunks_per_step_max": rng.choice((1, 4, 256, 256)),
             "prompt_only": rng.random() < 0.15,
@@ -169,6 +171,7 @@ def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
                 _draw_tier(rng, plan, f"{kind}{i}", kind, host_slots, Random(f"write {seed} {i}").choice(plan.writes)),
                 Random(f"features {seed} {i}"),
                 features,
+                plan,
             )
             for i, kind in enumerate(tiers)
         ),
@@ -220,8 +223,22 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
     )
 
 
-def _with_features(tier: TierSetup, rng: Random, features: Features) -> TierSetup:
-    return replace(tier, options={**tier.options, **draw_tier_features(rng, features, tier.capacity_bytes)})
+def _with_features(tier: TierSetup, rng: Random, features: Features, plan: Scenario) -> TierSetup:
+    drawn = draw_tier_features(rng, features, tier.capacity_bytes)
+    if plan.stocked:
+        drawn["codec"] = "none"  # of the frames that it is stocked with
+    return replace(tier, options={**tier.options, **drawn})
+
+
+STEADY: Mapping[str, Any] = {
+    "read_deadline_s": 60.0, "write_deadline_s": 60.0, "queue_ops_max": 4096, "queue_bytes_max": 1000 * SLOT_BYTES,
+    "probe_deadline_s": 0.5, "presence_ttl_s": 3.0, "absence_ttl_s": 1.0, "presence_keys_max": 1_000_000,
+    "probe_keys_max": 1024,
+}  # fmt: skip
+"""Keys of the table of a tier that is never late: operations of one call, or of those queued before it, end in time.
+
+Only a probe of everything that waits would be late.
+"""
 
 
 def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: int, write: str) -> TierSetup:
@@ -256,6 +273,8 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
     }
     if capacity is not None:
         options["capacity"] = capacity
+    if plan.steady:
+        options |= STEADY
     return TierSetup(
         name=name,
         capabilities=capabilities,
@@ -266,5 +285,6 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         faulty_s=plan.faulty_s,
         usual_s=rng.choice(plan.paces),
         tail=plan.tail,
+        probe_key_s=plan.probe_key_s if shared else 0.0,
         asynchronous=shared or rng.random() < 0.5,
     )

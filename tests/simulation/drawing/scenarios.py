@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulation.world.fault_schedule import Fault
 
@@ -22,6 +22,7 @@ _STACKS: tuple[tuple[str, ...], ...] = (
 
 _QUICK = (0.0001, 0.0005, 0.002, 0.01)
 _STEADY = (0.0002, 0.001, 0.005, 0.02, 0.1)
+_UNHURRIED = (0.02,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Scenario:
     - ``kill``, ``close``: rates of a death, or close, of the process; ``new_weights``: share with
       other weights then; ``changes``: rate of attached and detached tiers; ``reset_all``: share of resets of all tiers.
     - ``rot``, ``lose``, ``others``: rates of damaged slots or frames, of lost frames, and of other engines' writes.
+    - ``steady``: no fault occurs and no tier is late, so that every hit must be loaded in full. ``stocked``: tiers have
+      all prefixes before the first request. ``full``, ``silent``: rates of spells, longer than the deadline, in which
+      the engine admits no request, or takes no step. ``head_only``: share of engines that ask about one waiting request
+      per step. ``waiting_max``: requests in the engine at once. ``probe_key_s``: seconds per key of a probe. ``loops``:
+      share of requests that are announced with repeated hashes first.
     - ``refuses_first``: rate of unused offers; ``lazy``, ``caching``: shares of runs with lazy stores, and with prefix
       caching; ``tenants``: share with several users and quotas; ``blind``: share with hashes that are equal for users.
     """
@@ -77,6 +83,14 @@ class Scenario:
     blind: float = 0.7
     reset_all: float = 0.5
     changes: float = 0.01
+    steady: bool = False
+    stocked: bool = False
+    full: float = 0.0
+    silent: float = 0.0
+    head_only: float = 0.0
+    waiting_max: int = 10
+    probe_key_s: float = 0.0
+    loops: float = 0.0
 
 
 def _scenarios() -> list[Scenario]:
@@ -145,5 +159,36 @@ def _scenarios() -> list[Scenario]:
     ]  # fmt: skip
 
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
+def _steady_scenarios() -> list[Scenario]:
+    """Days without faults under load."""
+    base = Scenario(
+        "steady", "", (("disk",), ("disk", "objects")), host_slots=(32, 64), prompt_share=(0.3, 0.6), tail=0.0,
+        paces=(_QUICK, _UNHURRIED), disk_share=(20.0,), families=(8,), back=0.1, crowd=0.2, idle=0.0, abort=0.01,
+        reset=0.0, kill=0.0, close=0.0, rot=0.0, lose=0.0, others=0.0, changes=0.0, lazy=0.0, tenants=0.0, caching=0.2,
+        refuses_first=0.02, preempt=0.01, steady=True, stocked=True, loops=0.05,
+    )  # fmt: skip
+    return [
+        replace(
+            base, name="silent", summary="The engine is silent, or full, for longer than the deadline.",
+            full=0.04, silent=0.06, head_only=0.3,
+        ),
+        replace(
+            base, name="overload", summary="Requests for many more chunks than there are slots, all at once.",
+            paces=(_UNHURRIED,), arrive=0.1, burst_max=24, waiting_max=30, gpu_share=(1.5, 4.0), head_only=0.2,
+        ),
+        replace(
+            base, name="probes", summary="A shared tier that takes milliseconds per key to say what it has.",
+            tiers=(("objects",), ("disk", "objects")), paces=(_QUICK,), arrive=0.2, burst_max=8, waiting_max=16,
+            gpu_share=(1.5, 4.0), probe_key_s=0.005,
+        ),
+        replace(
+            base, name="heads", summary="One long prompt that no disk has room for, again and again.",
+            tiers=(("disk",),), host_slots=(12, 24), prompt_share=(1.5, 2.5), disk_share=(0.8, 1.2, 1.5),
+            writes=("through",), families=(1,), back=0.0, crowd=0.0, arrive=0.05, burst_max=1, caching=0.0, loops=0.0,
+            stocked=False, close=0.01,
+        ),
+    ]  # fmt: skip
+
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in [*_scenarios(), *_steady_scenarios()]}
 """Scenarios by name."""

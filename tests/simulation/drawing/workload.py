@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from random import Random
 
 from simulation.drawing.run_spec import RunSpec
@@ -12,13 +14,15 @@ from simulation.engine.expected_bytes import SimRequest, User
 Prompt = tuple[list[int], User]
 """Tokens and user."""
 
-Arrival = tuple[list[int], User, int, dict[str, object] | None]
-"""Prompt tokens, user, tokens to generate, and parameters of the user."""
+Arrival = tuple[list[int], User, int, dict[str, object] | None, int | None]
+"""Prompt tokens, user, tokens to generate, parameters of the user, and tokens after which hashes repeat."""
 
 OTHER_USER_SHARE = 0.3
 """Share of continued requests with another user, who must get none of the chunks."""
 
-WAITING_MAX = 10
+BUSY_PAUSE_S = 0.05
+"""Average time between two steps of an engine that has requests."""
+
 NEW_TOKENS = (1, 1, 1, 2, 10)
 """Tokens to generate; mostly few: what is decoded cannot be loaded."""
 
@@ -34,14 +38,15 @@ PARAMS: tuple[dict[str, object] | None, ...] = (
 
 
 class Workload:
-    """Draws of the users' and the engine's actions.
+    """Draws of the users' and the engine's actions. loops: whether requests may have a chunk several times.
 
     Attributes:
         done: requests that came to their end.
     """
 
-    def __init__(self, setup: RunSpec, rng: Random) -> None:
+    def __init__(self, setup: RunSpec, rng: Random, *, loops: bool) -> None:
         self.done = 0
+        self._may_loop = loops and not setup.caching
         self._setup = setup
         self._plan = setup.scenario
         self._rng = rng
@@ -52,9 +57,14 @@ class Workload:
         self._conversations: deque[Prompt] = deque(maxlen=8)
         self._again: deque[Prompt] = deque(maxlen=16)
         self._unique = 100_000
+        self._load = Random(f"load {setup.seed}")
+        self._head_only = self._load.random() < self._plan.head_only
+        self._full_steps = 0
 
     def pause_s(self) -> float:
         """Seconds until the next engine step."""
+        if self._load.random() < self._plan.silent:
+            return self._setup.deadline_s * self._load.uniform(1.1, 3.0)
         if self._rng.random() < self._plan.idle:
             return self._rng.uniform(0.5, 4.0)
         return self._rng.choice((0.001, 0.01, 0.01, 0.03, 0.1))
@@ -64,13 +74,32 @@ class Workload:
         rng, plan = self._rng, self._plan
         count = rng.randint(1, plan.burst_max) if rng.random() < plan.arrive else 0
         prompts = [self._again.popleft() for _ in range(len(self._again))]
-        count = min(count, WAITING_MAX - waiting - len(prompts))
+        count = min(count, plan.waiting_max - waiting - len(prompts))
         if count > 1 and rng.random() < plan.crowd:  # they come for the same: one loads, the others find it
             shared = self._beginning()
             prompts += [self._grown(shared) for _ in range(count)]
         else:
             prompts += [self._grown(self._beginning()) for _ in range(count)]
-        return [(tokens, user, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for tokens, user in prompts]
+        params: Sequence[dict[str, object] | None] = (None,) if plan.steady else PARAMS
+        arrivals: list[Arrival] = []
+        for tokens, user in prompts:
+            loop_tokens = self._loop_tokens()
+            if loop_tokens is not None:
+                tokens = (tokens[:loop_tokens] * 3)[: len(tokens)]  # noqa: PLW2901 - the same prompt, as a loop
+            arrivals.append((tokens, user, rng.choice(NEW_TOKENS), rng.choice(params), loop_tokens))
+        return arrivals
+
+    def _loop_tokens(self) -> int | None:
+        """Tokens after which the hashes of a new request repeat: one or two chunks of every group."""
+        if not self._may_loop or self._load.random() >= self._plan.loops:
+            return None
+        sizes = [group.block_tokens * self._setup.chunk_blocks for group in self._setup.engine.groups]
+        return math.lcm(*sizes) * self._load.choice((1, 2))
+
+    @property
+    def prefixes(self) -> list[list[int]]:
+        """All prefixes that requests share, whole."""
+        return self._families
 
     def _beginning(self) -> Prompt:
         """Draw the beginning of a prompt: an earlier request, or a shared prefix."""
@@ -100,7 +129,8 @@ class Workload:
     def finished(self, request: SimRequest) -> None:
         """Note a finished request, which its user may continue."""
         self.done += 1
-        self._conversations.append((list(request.tokens), request.user))
+        if request.loop_tokens is None:
+            self._conversations.append((list(request.tokens), request.user))
 
     def resubmit(self, request: SimRequest) -> None:
         """Submit a request again, because its process died."""
@@ -110,7 +140,7 @@ class Workload:
         """Draw the engine's behaviour in the next step."""
         rng, workers = self._rng, self._setup.engine.num_workers
         return EngineBehaviour(
-            asks=rng.choice((0, 1, 100, 100, 100, 100, 100, 100)),
+            asks=self._asks(),
             accepts=rng.choice((1.0, 1.0, 1.0, 1.0, 1.0, 0.5)),
             preempt=int(rng.random() < self._plan.preempt),
             forward_s=rng.choice((0.0, 0.002, 0.02)),
@@ -118,6 +148,16 @@ class Workload:
             refuses_first=rng.random() < self._plan.refuses_first,
             filling=rng.randrange(256),
         )
+
+    def _asks(self) -> int:
+        """Number of waiting requests that the engine considers in the next step."""
+        asks = self._rng.choice((0, 1, 100, 100, 100, 100, 100, 100))
+        if self._load.random() < self._plan.full:
+            self._full_steps = int(self._setup.deadline_s / BUSY_PAUSE_S * self._load.uniform(1.0, 3.0))
+        if self._full_steps:
+            self._full_steps -= 1
+            return 0
+        return min(asks, 1) if self._head_only else asks
 
     def calm_behaviour(self) -> EngineBehaviour:
         """Behaviour of an engine without refusals or preemptions."""

@@ -17,6 +17,9 @@ from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 R_contra = TypeVar("R_contra", contravariant=True)
 
+PREEMPTIONS_MAX = 10
+"""Preemptions of a request after which no younger one is admitted before its end."""
+
 PROTOCOL = "engine protocol"
 """Invariant: the calls' answers are as the contract of engines says."""
 
@@ -257,12 +260,16 @@ class BatchingEngine(Generic[R]):
         sequence = self.running.pop()
         self.tables.free(sequence)
         sequence.computed = 0
+        sequence.preemptions += 1
         _insert(self.waiting, sequence)
         return sequence
 
     def _admit(self, behaviour: EngineBehaviour, budget: int, scheduled: list[tuple[EngineSequence[R], int]]) -> None:
         refuses_first = behaviour.refuses_first
+        losers = [sequence.arrival for sequence in self.sequences if sequence.preemptions >= PREEMPTIONS_MAX]
         for sequence in self.waiting[: behaviour.asks]:
+            if losers and sequence.arrival > min(losers):
+                return  # otherwise two requests could take each other's blocks in turns, for ever
             if not budget or len(self.running) + len(self.loading) >= self._setup.running_max:
                 return
             request = sequence.request

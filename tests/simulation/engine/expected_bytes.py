@@ -34,6 +34,8 @@ class SimRequest:
 
     Args:
         scoped_hashes: the engine's hashes tell apart who asks. If not, tierkv must.
+        loop_tokens: number of tokens after which hashes and bytes begin again as at the first one, so that a request
+            whose tokens repeat has the same chunk several times; None: never, as in real engines.
 
     Attributes:
         tokens: prompt, then what was generated.
@@ -49,7 +51,9 @@ class SimRequest:
         user: User = ANONYMOUS,
         *,
         scoped_hashes: bool = True,
+        loop_tokens: int | None = None,
     ) -> None:
+        self.loop_tokens = loop_tokens
         self.request_id = request_id
         self.num_prompt_tokens = len(tokens)
         self.kv_transfer_params = params
@@ -63,6 +67,7 @@ class SimRequest:
             self._last_link += repr(tuple(user)).encode()
         if scoped_hashes:
             self._last_hash = self._last_link
+        self._first = self._last_hash, self._last_link
         self._hash_block_tokens = hash_block_tokens
         self.extend(tokens)
 
@@ -74,6 +79,8 @@ class SimRequest:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
         for token in tokens:
+            if self.loop_tokens and len(self.tokens) % self.loop_tokens == 0:
+                self._last_hash, self._last_link = self._first
             same = self._last_hash == self._last_link
             self._last_link = _next_link(self._last_link, token)
             self._last_hash = self._last_link if same else _next_link(self._last_hash, token)

@@ -52,6 +52,8 @@ class EngineSequence(Generic[R]):
     """End of the tokens being loaded."""
     fresh: list[tuple[int, int]] = field(default_factory=list)
     """(group, block) handed out since its last forward pass."""
+    preemptions: int = 0
+    """Number of times that it lost its blocks."""
     deferred_since_s: float | None = None
     """Time of the first question of a lookup that is not answered yet."""
 

@@ -85,7 +85,7 @@ class LoopBackend:
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """Report the presence of each key, after some time."""
-        await self._travel()
+        await self._travel(len(keys))
         return self.storage.contains(keys)
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
@@ -130,8 +130,8 @@ class LoopBackend:
         """Close the storage."""
         self._storage.close(self._opening)
 
-    async def _travel(self) -> None:
-        seconds = self.storage.fault_schedule.duration()
+    async def _travel(self, probed_keys: int = 0) -> None:
+        seconds = self.storage.fault_schedule.duration(probed_keys)
         while math.isinf(seconds):
             await asyncio.sleep(HANG_POLL_S)
             seconds = self.storage.fault_schedule.duration()

@@ -57,6 +57,7 @@ class FaultSchedule:
         healthy_s, trouble_s: how long spells last on average.
         usual_s: how long calls usually take; any of these.
         tail: the share of calls that takes long although nothing is wrong.
+        probe_key_s: seconds that a probe takes per key, in addition.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class FaultSchedule:
         faulty_s: float,
         usual_s: Sequence[float],
         tail: float,
+        probe_key_s: float,
     ) -> None:
         self.fault = Fault.NONE
         self.rng = rng
@@ -75,6 +77,7 @@ class FaultSchedule:
         self._trouble_s = faulty_s
         self._usual_s = usual_s
         self._tail = tail
+        self._probe_key_s = probe_key_s
         self._until_s = -math.inf
         self._now_s = 0.0
 
@@ -94,11 +97,11 @@ class FaultSchedule:
         """End all faults and long calls: no deadline is missed any more."""
         self.fault = Fault.NONE
         self._menu = ()
-        self._tail = 0.0
+        self._tail = self._probe_key_s = 0.0
         self._usual_s = (CALM_S,)
 
-    def duration(self) -> float:
-        """Seconds of a call that begins now."""
+    def duration(self, probed_keys: int = 0) -> float:
+        """Seconds of a call that begins now. probed_keys: number of keys, if it is a probe."""
         match self.fault:
             case Fault.HUNG | Fault.STUCK:
                 return math.inf
@@ -106,7 +109,7 @@ class FaultSchedule:
                 return self.rng.uniform(0.1, 4.0)
         if self.rng.random() < self._tail:
             return self.rng.uniform(*TAIL_S)
-        return self.rng.choice(self._usual_s)
+        return self.rng.choice(self._usual_s) + probed_keys * self._probe_key_s
 
     @property
     def raises(self) -> bool:

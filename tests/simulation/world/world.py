@@ -6,7 +6,9 @@ from random import Random
 
 from simulation.checks.exception_guard import guarded
 from simulation.checks.failure import Violation, demand
+from simulation.checks.heads import check_heads
 from simulation.checks.monitor import HOST, PROGRESS, RESET
+from simulation.checks.service import PROGRESS_CLOCK
 from simulation.checks.trace import Trace
 from simulation.drawing.run_spec import RunSpec, TierSetup
 from simulation.drawing.workload import Workload
@@ -19,8 +21,11 @@ from tierkv.errors import EngineProtocolError
 from tierkv.frames.frame import HEADER_BYTES, checksum, frame_bytes
 from tierkv.frames.sealer import FrameSealer
 from tierkv.testing.manual_clock import ManualClock
+from tierkv.types.engine import GroupKind
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT
+
+NAMED = "a wrong call is a named error"
 
 MORE_IN_LOAD = 5
 """Factor of the rate of resets and flipped slots while a load is in flight: the harder case."""
@@ -44,7 +49,7 @@ class World:
         self.trace = trace
         self.clock = clock
         self.totals: dict[str, int] = {}
-        self.workload = Workload(setup, Random(f"workload {setup.seed}"))
+        self.workload = Workload(setup, Random(f"workload {setup.seed}"), loops=PROGRESS_CLOCK)
         self._by_name = {
             tier.name: Storage(tier.name, tier.capacity_bytes, _weather(setup, tier)) for tier in setup.tiers
         }
@@ -55,6 +60,8 @@ class World:
         self._requests = 0
         self._moves = Random(f"moves {setup.seed}")
         self.process = self._start(self._era)
+        if setup.scenario.stocked:
+            self._stock()
 
     def _start(self, era: Era) -> Process:
         process = Process(self.setup, self._by_name, self.clock, self.trace, self._duration, era)
@@ -97,12 +104,16 @@ class World:
     def _users(self) -> None:
         """Let requests arrive, be aborted, and the cache be reset."""
         engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
-        for tokens, user, new_tokens, params in self.workload.arrivals(len(engine.sequences)):
+        for tokens, user, new_tokens, params, loop_tokens in self.workload.arrivals(len(engine.sequences)):
             self._requests += 1
+            if loop_tokens is not None:
+                self._refused(self._request(f"r{self._requests}", tokens, params, user, loop_tokens))
             request = self._request(f"r{self._requests}", tokens, params, user)
             engine.add(request, new_tokens, self.trace.step)
             size = f"{len(tokens)} tokens + {new_tokens}"
-            self.trace.note("arrives", request.request_id, size, params or "", "" if user == ANONYMOUS else tuple(user))
+            loop = f"first in loops of {loop_tokens}" if loop_tokens else ""
+            who = "" if user == ANONYMOUS else tuple(user)
+            self.trace.note("arrives", request.request_id, size, params or "", who, loop)
         if chance.random() < plan.abort and engine.sequences:
             loading = list(engine.loading.values())
             sequence = chance.choice(loading if loading and chance.random() < 0.5 else engine.sequences)
@@ -111,9 +122,27 @@ class World:
         if chance.random() < plan.reset * (MORE_IN_LOAD if self._slots_loading() else 1):
             self._reset()
 
-    def _request(self, name: str, tokens: list[int], params: dict[str, object] | None, user: User) -> SimRequest:
-        setup = self.setup
-        return SimRequest(name, tokens, setup.engine.hash_block_tokens, params, user, scoped_hashes=setup.scoped_hashes)
+    def _refused(self, request: SimRequest) -> None:
+        """Announce a request whose hashes may repeat: then it is refused, and may be announced again, rightly."""
+        if len(set(request.block_hashes)) == len(request.block_hashes):
+            return
+        try:
+            self.process.stack.on_new_request(request)
+        except EngineProtocolError as error:
+            demand(error.request_id == request.request_id and "repeats" in str(error), NAMED, f"it says: {error}")
+        else:
+            raise Violation(NAMED, f"{request.request_id} has a hash twice, and is accepted")
+
+    def _request(
+        self,
+        name: str,
+        tokens: list[int],
+        params: dict[str, object] | None,
+        user: User,
+        loop_tokens: int | None = None,
+    ) -> SimRequest:
+        size, scoped = self.setup.engine.hash_block_tokens, self.setup.scoped_hashes
+        return SimRequest(name, tokens, size, params, user, scoped_hashes=scoped, loop_tokens=loop_tokens)
 
     def _reset(self) -> None:
         """Empty the host tier, or all tiers; if one of them is read-only, none is emptied."""
@@ -201,10 +230,25 @@ class World:
         pairs = [(key, ref) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
         return [(key, ref.slot) for key, ref in pairs if ref != VOID_SLOT]
 
+    def _stock(self) -> None:
+        """Put all prefixes into every tier, as a previous process would have, and start again."""
+        before = self.process
+        for storage in self.storages:
+            for prefix in self.workload.prefixes:
+                self._put_frames(storage, self._request("earlier", prefix, None, ANONYMOUS))
+        before.kill()
+        self._era = Era(self._era.number + 1, self._era.epoch)
+        self.process = self._start(self._era)
+        self.process.truth.payloads.update(before.truth.payloads)
+
     def _others_write(self, storage: Storage) -> None:
         """Let another engine with the same model store a prefix."""
-        truth = self.process.truth
         request = self._request("other", self.workload.prefix(), None, self.workload.random_user())
+        self.trace.note("others write", storage.name, self._put_frames(storage, request))
+
+    def _put_frames(self, storage: Storage, request: SimRequest) -> list[Key]:
+        """Put the frames of a request's chunks into a storage. Returns their keys."""
+        truth = self.process.truth
         truth.learn(request)
         workers = self.setup.engine.num_workers
         sealer = FrameSealer(self.process.stack.namespace.fingerprint())
@@ -220,7 +264,7 @@ class World:
                 checksums = [checksum(payload[rank * size : (rank + 1) * size]) for rank in range(workers)]
                 sealer.seal_parts(memoryview(frame), key, len(payload), checksums)
             storage.frames[key] = bytes(frame)
-        self.trace.note("others write", storage.name, keys)
+        return keys
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -245,6 +289,10 @@ class World:
             kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
         process.checks.at_rest()
+        kinds = [group.kind for group in self.setup.engine.groups]
+        if self.setup.scenario.name == "heads" and kinds == [GroupKind.FULL_ATTENTION]:
+            prompt = self._request("whole", self.workload.prefixes[0], None, ANONYMOUS)
+            check_heads(self.setup, process.probe, process.truth.keys(prompt, 0))
         before = process.monitor.not_written
         flushed = process.close(CLOSE_AT_REST_S)
         lost = process.monitor.not_written - before
@@ -294,4 +342,4 @@ class World:
 
 def _weather(setup: RunSpec, tier: TierSetup) -> FaultSchedule:
     rng = Random(f"weather {setup.seed} {tier.name}")
-    return FaultSchedule(rng, tier.menu, tier.healthy_s, tier.faulty_s, tier.usual_s, tier.tail)
+    return FaultSchedule(rng, tier.menu, tier.healthy_s, tier.faulty_s, tier.usual_s, tier.tail, tier.probe_key_s)
