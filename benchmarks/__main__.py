@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import sys
@@ -19,9 +20,12 @@ BENCHMARKS = {
     "store_cycle": "storing into a full host tier, per key, for every policy",
     "engine_calls": "the worst single call on the engine's thread, at a million chunks with I/O threads busy",
     "step_calls": "function calls on the engine's thread: per lookup, per store, per decode step",
+    "decode_step": "a decode step: calls and processor time, alone and inside vLLM beside vLLM's own tiering",
     "cascade": "the share of stored chunks that reach a lower tier that is full",
     "vllm_manager": "store cycle and lookup beside vLLM's own manager, where vLLM is installed",
     "vllm_ab": "one workload through vLLM's own tiering and through both seams of tierkv, where vLLM is installed",
+    "first_token": "first token from disk, alone and in a queue, beside vLLM's own tiering, where vLLM is installed",
+    "reset_held": "the worst call and step after a reset of a million held slots, with 10,000 offers, with events",
     "memory": "bytes of the index and the policy per resident chunk",
     "traffic": "deferrals, and bytes read from below for each byte that the engine used",
     "host_copies": "GPU pages into sealed host slots and back, beside memcpy",
@@ -33,15 +37,21 @@ BENCHMARKS = {
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
     "object_store": "the object tier on S3 beside a plain HTTP client",
+    "overload": "more prompts than an engine can run, all in a tier: chunks loaded, and the time until all are served",
+    "long_prompt": "worst call over the life of a prompt of 8,192 cold chunks, with up to 50 tiers and with windows",
+    "waiting": "asking for up to 10,000 waiting requests in every step: per request, and the worst call",
+    "burst": "160 prompts at once after a restart: tokens that are not computed; also in vLLM, where it is installed",
     "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
     "recovery": "opening a disk tier that holds a million chunks",
 }
 """Name of a benchmark -> what it measures. Each is a module of that name in one of the wings."""
 
 WINGS = {
-    "core": ("lookup", "store_cycle", "engine_calls", "step_calls", "cascade", "memory"),
+    "core": ("lookup", "store_cycle", "engine_calls", "step_calls", "cascade", "reset_held", "memory"),
     "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
-    "side_by_side": ("vllm_manager", "vllm_ab"),
+    "side_by_side": ("vllm_manager", "vllm_ab", "first_token"),
+    "stress": ("overload", "long_prompt", "waiting", "burst"),
+    "steps": ("decode_step",),
     "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "recovery"),
     "workloads": ("traffic", "replay"),
 }
@@ -56,7 +66,7 @@ def main() -> int:
         parser.error(f"--model {arguments.model}: there is no config.json in it; give a folder that transformers saved")
     # A checking stack measures its checks.
     os.environ.pop("TIERKV_VALIDATE", None)
-    settings = Settings(arguments.quick, arguments.dir, arguments.trace, arguments.model)
+    settings = Settings(arguments.quick, arguments.dir, arguments.trace, arguments.model, arguments.slow_down)
     names = list(BENCHMARKS) if "all" in arguments.names else arguments.names
     if not arguments.json:
         sys.stdout.write(f"{_machine()}\n")
@@ -87,8 +97,26 @@ def _parser() -> argparse.ArgumentParser:
         help="where temporary files go, up to 3 GiB (default: %(default)s)",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace for replay: JSON lines, perhaps in gzip")
+    parser.add_argument(
+        "--slow-down", type=_factor, default=1.0, metavar="FACTOR", help="multiply the times of the trace (default: 1)"
+    )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, as transformers saves it")
     return parser
+
+
+def _factor(text: str) -> float:
+    """Read the factor of the trace's times.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no finite number above 0.
+    """
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0; give a factor such as 100")
+    return factor
 
 
 def _machine() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Settings:
     quick: sizes at which every row comes out within a second or so, and means nothing.
     directory: where rows that need a disk make their temporary folder.
     trace: requests to replay; None where none was given.
+    slow_down: factor of the trace's times.
     model: folder of a real model; None where none was given.
     """
 
@@ -26,6 +28,7 @@ class Settings:
     directory: Path
     trace: Path | None = None
     model: Path | None = None
+    slow_down: float = 1.0
 
     def pick(self, full: _T, quick: _T) -> _T:
         """Choose the size for this run."""
@@ -46,6 +49,12 @@ class Cost:
 
 
 Turn = Callable[[], Cost]
+
+
+def progress(text: str) -> None:
+    """Report how far long work is, beside the result."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def timed(work: Callable[[], object]) -> Cost:

@@ -1,18 +1,16 @@
-"""Function calls counted on one thread, and a stack whose every call is counted by itself."""
+"""Stack whose every call is counted by itself."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
 import tierkv
+from benchmarks.call_meters import Calls, CallTimes
 from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest, random_hashes
 from tierkv.reference.block_pool import Block, BlockPool
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, ScheduledRequest, StepOutput
@@ -34,40 +32,7 @@ ENGINE = EngineSpec(
 )
 """An engine that computes slowly, so that every chunk that is found is worth loading."""
 
-_T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class Calls:
-    """Calls of some parts of a round, in order."""
-
-    python: int = 0
-    """Calls of Python functions."""
-    c: int = 0
-    """Calls of C functions."""
-    engine: int = 0
-    """Calls that the engine itself made."""
-
-    @property
-    def total(self) -> int:
-        """Python and C together."""
-        return self.python + self.c
-
-    def of(self, function: Callable[..., _T], *arguments: object) -> _T:
-        """Call a function, and count it with every call that it makes on this thread."""
-
-        def count(_frame: FrameType, event: str, called: object) -> None:
-            if event == "call":
-                self.python += 1
-            elif event == "c_call" and called is not sys.setprofile:
-                self.c += 1
-
-        self.engine += 1
-        sys.setprofile(count)
-        try:
-            return function(*arguments)
-        finally:
-            sys.setprofile(None)
+Meter = TypeVar("Meter", Calls, CallTimes)
 
 
 class CountedStack:
@@ -116,7 +81,11 @@ class CountedStack:
 
     def step(self, scheduled: Sequence[ScheduledRequest] = ()) -> Calls:
         """Make one whole step, counted. Copies that it began have ended before the call of ``get_finished``."""
-        calls, worker = Calls(), self.stack.worker
+        return self.metered_step(scheduled, Calls())
+
+    def metered_step(self, scheduled: Sequence[ScheduledRequest], calls: Meter) -> Meter:
+        """Make one whole step, and add its cost. Returns the meter."""
+        worker = self.stack.worker
         meta = calls.of(self.stack.build_connector_meta, StepOutput(tuple(scheduled)))
         calls.of(worker.start_step, meta)
         if not meta.stores:  # this step's own stores are for the next one: drain would begin them now

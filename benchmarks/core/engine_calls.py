@@ -28,6 +28,7 @@ from benchmarks.core.rig import (
     keys_of,
     make_core,
     open_policy,
+    plain_loop,
     policy_names,
     random_hashes,
 )
@@ -43,8 +44,8 @@ from tierkv.types.tier_ops import TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
-COMPLETIONS_PER_STEP_MAX = 256
-"""Default of ``lookup.completions_per_step_max``."""
+COMPLETIONS_PER_STEP_MAX = 1024
+"""Default of ``step.keys_max``."""
 QUEUE_CHUNKS = 4096
 """Chunks that may be written at a time: the default of 256 MiB in chunks of 64 KiB, smaller than most."""
 _PLAIN = "plain loop"
@@ -95,7 +96,7 @@ class Steps:
         times.call("begin_step and drain", self._take_in)
         keys = [key for key in next(self._readable) if manager.lookup(key, ctx) is LookupResult.HIT]
         times.call("lookup", partial(self._look_up, [*keys, *next(self._below)], ctx))
-        times.call("reserve", partial(manager.reservations.reserve, ctx.request_id, tuple(keys)))
+        times.call("reserve", partial(manager.passages.reserve, ctx.request_id, tuple(keys)))
         load = times.call("prepare_load", partial(manager.prepare_load, keys, ctx))
         times.call("complete_load", partial(manager.complete_load, load.slots))
         new = [(key, 0) for key in keys_of(random_hashes(BATCH, seed=10 + number))]
@@ -107,7 +108,7 @@ class Steps:
         ops = times.call("take_ops", manager.take_ops)
         times.call("submit", partial(self._submit, ops))
         times.call("take_events", manager.take_events)
-        times.call(_PLAIN, _plain_loop)
+        times.call(_PLAIN, plain_loop)
 
     def _take_in(self) -> None:
         self.core.manager.begin_step(time.monotonic())
@@ -123,13 +124,6 @@ class Steps:
         start = self.core.manager.resident_prefix(keys, 0, len(keys))
         for key in keys[start:]:
             lookup(key, ctx)
-
-
-def _plain_loop() -> int:
-    total = 0
-    for number in range(8_000):
-        total += number
-    return total
 
 
 def run(settings: Settings) -> Iterator[Row]:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tierkv
-from benchmarks.core.counted_calls import CHUNK_BYTES, CHUNK_TOKENS, ENGINE, SETTLE_S, Calls, CountedStack
+from benchmarks.call_meters import Calls
+from benchmarks.core.counted_calls import CHUNK_BYTES, CHUNK_TOKENS, ENGINE, SETTLE_S, CountedStack, Meter
 from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest
 from benchmarks.measure import Settings
 from benchmarks.rows import Row
@@ -102,10 +103,16 @@ def store(counted: CountedStack, seed: int | None = None) -> Round | None:
 
 
 class Decoding:
-    """Requests that generate a token in every step, and complete no chunk while they are counted."""
+    """Requests that generate a token in every step.
 
-    def __init__(self, counted: CountedStack) -> None:
+    Args:
+        counted: the stack.
+        chunks: of each request when it ends; it begins with one.
+    """
+
+    def __init__(self, counted: CountedStack, chunks: int = 2) -> None:
         self._counted = counted
+        self._chunks = chunks
         self._prompts: list[tuple[BenchRequest, list[bytes]]] = []
         begin = [self._begin(number) for number in range(RUNNING)]
         counted.step(begin)
@@ -115,7 +122,7 @@ class Decoding:
 
     def _begin(self, number: int) -> ScheduledRequest:
         counted, tokens = self._counted, CHUNK_TOKENS + STAGGER_TOKENS * number
-        prompt = counted.new_prompt(2)
+        prompt = counted.new_prompt(self._chunks)
         hashes = prompt.block_hashes
         prompt.num_tokens = prompt.num_prompt_tokens = tokens
         prompt.block_hashes = hashes[: tokens // BLOCK_TOKENS]
@@ -125,21 +132,27 @@ class Decoding:
         self._prompts.append((prompt, hashes))
         return counted.begin(prompt)
 
-    def step(self) -> tuple[int, Calls]:
-        """Make a decode step. Returns the number of requests that got a block, and the calls of the step."""
-        counted, scheduled, blocks = self._counted, [], 0
+    def step(self, meter: type[Meter]) -> tuple[int, int, Meter]:
+        """Make a decode step. Returns the numbers of new blocks and of completed chunks, and the step's cost."""
+        counted, scheduled, blocks, chunks = self._counted, [], 0, 0
         for prompt, _ in self._prompts:
             computed = prompt.num_tokens
             prompt.num_tokens += 1  # what was sampled is computed now
             new = (counted.grow(prompt),) if computed % BLOCK_TOKENS == 0 else ()
             blocks += len(new)
+            chunks += prompt.num_tokens % CHUNK_TOKENS == 0
             scheduled.append(ScheduledRequest(prompt.request_id, computed, 1, (new,)))
-        calls = counted.step(scheduled)
+        cost = counted.metered_step(scheduled, meter())
         for prompt, hashes in self._prompts:
             prompt.block_hashes += hashes[len(prompt.block_hashes) : prompt.num_tokens // BLOCK_TOKENS]
-            if prompt.num_tokens >= 2 * CHUNK_TOKENS:
-                raise RuntimeError("a request completes a chunk: this is too long a run")
-        return blocks, calls
+            if prompt.num_tokens > self._chunks * CHUNK_TOKENS:
+                raise RuntimeError("a request is longer than its prompt was made: this is too long a run")
+        return blocks, chunks, cost
+
+    def finish(self) -> None:
+        """End all requests."""
+        for prompt, _ in self._prompts:
+            self._counted.finish(prompt)
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -151,9 +164,9 @@ def run(settings: Settings) -> Iterator[Row]:
     gc.disable()
     try:
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
-            with _open(Path(folder) / "roomy", 1024) as stack:
+            with open_stack(Path(folder) / "roomy", 1024) as stack:
                 yield from _rows_with_room(CountedStack(stack), rounds)
-            with _open(Path(folder) / "full", 4 * CHUNKS) as stack:
+            with open_stack(Path(folder) / "full", 4 * CHUNKS) as stack:
                 counted = CountedStack(stack)
                 yield _row(
                     f"a store of {CHUNKS} chunks into a full host tier",
@@ -176,16 +189,18 @@ def _rows_with_room(counted: CountedStack, rounds: int) -> Iterator[Row]:
 def _decode_rows(counted: CountedStack, rounds: int) -> Iterator[Row]:
     decoding = Decoding(counted)
     for _ in range(BLOCK_TOKENS):  # until each has got its first new block
-        decoding.step()
+        decoding.step(Calls)
     by_blocks: dict[int, list[Round]] = {0: [], 1: []}
     for _ in range(2 * rounds):
-        blocks, calls = decoding.step()
+        blocks, chunks, calls = decoding.step(Calls)
+        if chunks:
+            raise RuntimeError("a request completes a chunk: this is too long a run")
         by_blocks[blocks].append({"the step": calls})
     yield _row(f"a decode step of {RUNNING} requests, none of which gets a block", by_blocks[0])
     yield _row(f"a decode step of {RUNNING} requests, one of which gets a block", by_blocks[1])
 
 
-def _open(path: Path, host_chunks: int) -> tierkv.Stack:
+def open_stack(path: Path, host_chunks: int) -> tierkv.Stack:
     """Open a stack on a disk tier."""
     disk = {"backend": "disk", "path": str(path), "capacity": 256 << 20, "min_free_bytes": 0, "segment_bytes": 32 << 20}
     host = {"capacity": host_chunks * CHUNK_BYTES * 17 // 16}  # with room for their headers

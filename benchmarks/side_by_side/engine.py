@@ -7,6 +7,7 @@ a step that found nothing to compute.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
@@ -42,10 +43,22 @@ class Served:
     tokens: list[int]
 
 
-class Engine:
-    """vLLM with one of the stacks, and meters on it."""
+class EngineMeters(Protocol):
+    """Meters that :class:`Engine` asks."""
 
-    def __init__(self, job: Job) -> None:
+    @property
+    def worked(self) -> bool:
+        """Whether the latest step computed something."""
+
+
+class Engine:
+    """vLLM with one of the stacks, and meters on it.
+
+    Attributes:
+        scheduler: vLLM's.
+    """
+
+    def __init__(self, job: Job, meters: EngineMeters) -> None:
         sizes = job.sizes
         transfer = transfer_config(job)
         arguments = EngineArgs(
@@ -67,24 +80,13 @@ class Engine:
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._core: Any = self._engine.engine_core.engine_core
-        self._scheduler = self._core.scheduler
+        self.scheduler: Any = self._core.scheduler
         self._output_tokens = sizes.shape.output_tokens
-        self.meters = Meters()
-        self._watch(job)
+        self._meters = meters
 
-    def _watch(self, job: Job) -> None:
-        connector = self._scheduler.connector
-        if connector is not None:
-            if job.counts_lookups:
-                manager, names = _lookups_of(job.stack, connector)
-                for name in names:
-                    self.meters.watch_count(manager, name, "lookups")
-            self.meters.watch_connector(connector, SCHEDULER_CALLS, "scheduler")
-            self.meters.watch_answers(connector)
-            self.meters.watch_connector(get_kv_transfer_group(), WORKER_CALLS, "worker")
-        self.meters.watch_engine(self._scheduler)
-
-    def serve(self, prompts: Sequence[Prompt], at_once: int, give_up_s: float = 600.0) -> Iterator[Served]:
+    def serve(
+        self, prompts: Sequence[Prompt], at_once: int, give_up_s: float = 600.0, output_tokens: int | None = None
+    ) -> Iterator[Served]:
         """Serve requests in order, at most ``at_once`` at a time. Requests that exceed ``give_up_s`` are aborted."""
         waiting, running, ended = deque(prompts), dict[str, tuple[Prompt, float]](), set[str]()
         first_s: dict[str, float] = {}
@@ -93,7 +95,7 @@ class Engine:
             while waiting and len(running) < at_once and (waiting[0].after is None or waiting[0].after in ended):
                 prompt = waiting.popleft()
                 running[prompt.name] = prompt, time.perf_counter()
-                self._send(prompt)
+                self._send(prompt, output_tokens or self._output_tokens)
             if time.perf_counter() > deadline_s:
                 self._engine.abort_request(list(running))
                 return
@@ -108,13 +110,13 @@ class Engine:
                     cached, tokens = output.num_cached_tokens or 0, list(completion.token_ids)
                     yield Served(prompt.name, len(prompt.tokens), cached, *waits_s, tokens)
 
-    def _send(self, prompt: Prompt) -> None:
-        parameters = SamplingParams(temperature=0, max_tokens=self._output_tokens, ignore_eos=True, detokenize=False)
+    def _send(self, prompt: Prompt, output_tokens: int) -> None:
+        parameters = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True, detokenize=False)
         self._engine.add_request(prompt.name, {"prompt_token_ids": list(prompt.tokens)}, parameters)
 
     def _step(self) -> list[Any]:
         outputs: list[Any] = self._engine.step()
-        if not self.meters.worked:
+        if not self._meters.worked:
             time.sleep(_REST_S)
         return outputs
 
@@ -125,7 +127,7 @@ class Engine:
             TimeoutError: there is no end.
         """
         deadline_s = time.perf_counter() + _SETTLE_S
-        while self._scheduler.has_requests():
+        while self.scheduler.has_requests():
             self._step()
             if time.perf_counter() > deadline_s:
                 raise TimeoutError(f"work is left {_SETTLE_S} s after the last request")
@@ -144,6 +146,20 @@ class Engine:
         self._core.shutdown()
 
 
+def watch(meters: Meters, engine: Engine, job: Job) -> None:
+    """Put the meters on an engine."""
+    connector = engine.scheduler.connector
+    if connector is not None:
+        if job.counts_lookups:
+            manager, names = _lookups_of(job.stack, connector)
+            for name in names:
+                meters.watch_count(manager, name, "lookups")
+        meters.watch_connector(connector, SCHEDULER_CALLS, "scheduler")
+        meters.watch_answers(connector)
+        meters.watch_connector(get_kv_transfer_group(), WORKER_CALLS, "worker")
+    meters.watch_engine(engine.scheduler)
+
+
 def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]]:  # noqa: ANN401 - of vLLM, or ours
     """Objects that look up chunks, with their methods. tierkv's scheduler looks up a whole run of chunks in a call."""
     if stack is StackName.CONNECTOR:
@@ -151,18 +167,34 @@ def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]
     return connector.connector_scheduler.manager, ("lookup",)
 
 
+def drop_page_cache(directory: Path) -> None:
+    """Write the files of a directory to their disk, and drop them from the page cache, so that reads reach the disk."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 class Story:
     """Runs one life of an engine and writes its phases."""
 
-    def __init__(self, job: Job, engine: Engine) -> None:
-        self._job, self._engine = job, engine
+    def __init__(self, job: Job, engine: Engine, meters: Meters) -> None:
+        self._job, self._engine, self._meters = job, engine, meters
         self._texts = Texts(job.seed, job.sizes.model.vocabulary)
         self.phases: dict[str, dict[str, Any]] = {}
 
     def tell(self) -> None:
         """Run the phases of this life."""
         self._phase("warm-up", self._single("warm-up", 2, 4), 2)
-        {Life.FIRST: self._first, Life.RESTART: self._restart, Life.LONG: self._long}[self._job.life]()
+        {
+            Life.FIRST: self._first,
+            Life.RESTART: self._restart,
+            Life.LONG: self._long,
+            Life.STORED: self._store,
+            Life.BURST: self._burst,
+            Life.DISK: self._disk,
+        }[self._job.life]()
 
     def _first(self) -> None:
         sizes = self._job.sizes
@@ -189,6 +221,21 @@ class Story:
             self._engine.forget()
             self._phase(f"{name}, again", prompt, 1, sizes.give_up_s)
 
+    def _store(self) -> None:
+        sizes = self._job.sizes
+        self._phase("stored", self._single("burst", sizes.burst, sizes.burst_chunks), sizes.concurrency)
+
+    def _burst(self) -> None:
+        sizes = self._job.sizes
+        self._phase("burst", self._single("burst", sizes.burst, sizes.burst_chunks), sizes.burst)
+
+    def _disk(self) -> None:
+        sizes = self._job.sizes
+        stored = self._single("burst", sizes.burst, sizes.burst_chunks)
+        drop_page_cache(Path(self._job.directory))
+        self._phase("alone, from disk", stored[: sizes.alone], 1)
+        self._phase("queue, from disk", stored[sizes.alone :], sizes.burst)
+
     def _single(self, name: str, count: int, chunks: int) -> list[Prompt]:
         odd = self._job.sizes.shape.odd_tokens
         return single_prompts(name, count, chunks * BLOCK_TOKENS + odd, self._texts)
@@ -202,7 +249,7 @@ class Story:
             Prompt(f"{name}: {one.name}", one.tokens, None if one.after is None else f"{name}: {one.after}")
             for one in prompts
         ]
-        meters = self._engine.meters
+        meters = self._meters
         meters.take()
         began_s = time.perf_counter()
         served = list(self._engine.serve(renamed, at_once, give_up_s))
@@ -222,8 +269,10 @@ def main() -> None:
     """Run the life of the job in the file."""
     job_path, result_path = map(Path, sys.argv[1:])
     job = Job.of_json(json.loads(job_path.read_text(encoding="utf-8")))
-    with closing(Engine(job)) as engine:  # or vLLM's shared memory would outlive a story that fails
-        story = Story(job, engine)
+    meters = Meters()
+    with closing(Engine(job, meters)) as engine:  # or vLLM's shared memory would outlive a story that fails
+        watch(meters, engine, job)
+        story = Story(job, engine, meters)
         story.tell()
     result_path.write_text(json.dumps(story.phases), encoding="utf-8")
 

@@ -57,8 +57,8 @@ class Figures:
 
     def first_token(self, phase: str, stack: StackName) -> Row:
         """Seconds to the first token, the median of a phase's requests."""
-        ours = [_ttft_ms(one) for one in self._phases(phase, stack)]
-        bare = [_ttft_ms(one) for one in self._baselines(phase)]
+        ours = [first_token_ms(one) for one in self._phases(phase, stack)]
+        bare = [first_token_ms(one) for one in self._baselines(phase)]
         return Row(
             f"first token, {phase}: {stack.value}",
             "ms",
@@ -67,7 +67,7 @@ class Figures:
             median(bare),
             [a / b for a, b in zip(ours, bare, strict=True)],
             extra={
-                "slowest request, ms": median(_ttft_ms(one, max) for one in self._phases(phase, stack)),
+                "slowest request, ms": median(first_token_ms(one, max) for one in self._phases(phase, stack)),
                 "whole phase, s": median(one["wall_s"] for one in self._phases(phase, stack)),
                 "whole phase without offloading, s": median(one["wall_s"] for one in self._baselines(phase)),
             },
@@ -75,11 +75,14 @@ class Figures:
 
     def cached(self, phase: str, stack: StackName) -> Row:
         """Tokens that were not computed: from the engine's own cache or a tier."""
-        ours = [_cached(one) for one in self._phases(phase, stack)]
+        ours = [cached_tokens(one) for one in self._phases(phase, stack)]
         if phase in _STORED_BEFORE:
-            limit_name, limits = "whole chunks of all prompts", [_cacheable(one) for one in self._phases(phase, stack)]
+            limit_name, limits = (
+                "whole chunks of all prompts",
+                [cacheable_tokens(one) for one in self._phases(phase, stack)],
+            )
         else:
-            limit_name, limits = StackName.NONE.value, [_cached(one) for one in self._baselines(phase)]
+            limit_name, limits = StackName.NONE.value, [cached_tokens(one) for one in self._baselines(phase)]
         pairs = zip(self._phases(phase, stack), self._baselines(phase), strict=True)
         return Row(
             f"cached, {phase}: {stack.value}",
@@ -151,7 +154,7 @@ class Figures:
             "per request",
             _counted(phases[0], "lookups") / asked,
             "whole chunks of a prompt",
-            _cacheable(phases[0]) / BLOCK_TOKENS / asked,
+            cacheable_tokens(phases[0]) / BLOCK_TOKENS / asked,
             extra={
                 "questions per request": median(_counted(one, "questions") for one in phases) / asked,
                 "of them answered: ask again": median(_counted(one, "deferrals") for one in phases) / asked,
@@ -176,7 +179,7 @@ class Figures:
                 "finished, 1 or 0": float(len(first["requests"])),
                 "seconds": first["wall_s"],
                 "seconds when computed": cold[0]["wall_s"],
-                "of the prefix cached, %": 100 * _cached(first) / (chunks * BLOCK_TOKENS),
+                "of the prefix cached, %": 100 * cached_tokens(first) / (chunks * BLOCK_TOKENS),
                 "MiB read": first["bytes_read"] / MIB,
                 "MiB that the engine loaded": used,
                 "lookups": float(_counted(first, "lookups")),
@@ -193,7 +196,8 @@ class Figures:
         return _counted(phase, "tokens_loaded") * self._sizes.model.token_bytes / MIB
 
 
-def _ttft_ms(phase: Phase, of: Callable[[list[float]], float] = median) -> float:
+def first_token_ms(phase: Phase, of: Callable[[list[float]], float] = median) -> float:
+    """Milliseconds from the arrival of a phase's requests to their first tokens, by default the median."""
     return 1e3 * of([float(one["ttft_s"]) for one in phase["requests"]])
 
 
@@ -209,11 +213,13 @@ def _counted(phase: Phase, what: str) -> int:
     return int(phase["counts"].get(what, 0))
 
 
-def _cached(phase: Phase) -> int:
+def cached_tokens(phase: Phase) -> int:
+    """Tokens of a phase's prompts that were not computed."""
     return sum(one["cached_tokens"] for one in phase["requests"])
 
 
-def _cacheable(phase: Phase) -> int:
+def cacheable_tokens(phase: Phase) -> int:
+    """Tokens in whole chunks of a phase's prompts."""
     return sum(one["prompt_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS for one in phase["requests"])
 
 

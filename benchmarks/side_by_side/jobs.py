@@ -26,12 +26,17 @@ class Life(Enum):
     """Part of the story that a process runs.
 
     FIRST: empty tiers; everything once, then once more with the engine's own cache emptied. RESTART: the next process
-    on the same disk. LONG: prefixes longer than the CPU tier, with a disk of its own.
+    on the same disk. LONG: prefixes longer than the CPU tier, with a disk of its own. STORED: many prompts are served
+    and stored. BURST: the next process on that disk gets all of them at once. DISK: the next process on that disk, with
+    an empty page cache, gets some of them one by one, and the others at once.
     """
 
     FIRST = "first"
     RESTART = "restart"
     LONG = "long"
+    STORED = "stored"
+    BURST = "burst"
+    DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Sizes:
     device_chunks: what the engine's own cache holds. host_chunks: the CPU tier. long_chunks, long_host_chunks: a prefix
     that is longer than the CPU tier, and that tier; there is a second one, longer by one chunk. alone, alone_chunks:
     prompts that are served one by one. batch_tokens: most tokens in a step. give_up_s: when a request that does not end
-    is taken back.
+    is taken back. burst, burst_chunks: prompts that come at once.
     """
 
     model: ModelShape
@@ -76,6 +81,8 @@ class Sizes:
     concurrency: int
     batch_tokens: int
     give_up_s: float
+    burst: int
+    burst_chunks: int
 
     @property
     def context_tokens(self) -> int:
@@ -85,7 +92,10 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One engine process. directory: of the lower tier, kept from the first life to the next. seed: of all prompts."""
+    """One engine process. directory: of the lower tier, kept from the first life to the next. seed: of all prompts.
+
+    prompt_only: vLLM's tiering stores no generated tokens, which is its default.
+    """
 
     stack: StackName
     life: Life
@@ -94,11 +104,12 @@ class Job:
     directory: str
     seed: int
     counts_lookups: bool
+    prompt_only: bool = True
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Job:
         """Make a job from the result of ``dataclasses.asdict`` and ``json`` (enums by value)."""
         sizes = dict(data["sizes"])
         sizes["model"], sizes["shape"] = ModelShape(**sizes["model"]), Shape.of_json(sizes["shape"])
-        rest = {name: data[name] for name in ("model_path", "directory", "seed", "counts_lookups")}
+        rest = {name: data[name] for name in ("model_path", "directory", "seed", "counts_lookups", "prompt_only")}
         return cls(StackName(data["stack"]), Life(data["life"]), Sizes(**sizes), **rest)

@@ -32,6 +32,7 @@ def _vllm(job: Job) -> dict[str, Any]:
         "spec_module_path": "benchmarks.side_by_side.peer",
         "cpu_bytes_to_use": host_chunks(job) * job.sizes.model.chunk_bytes,
         "secondary_tiers": [{"type": "fs", "root_dir": job.directory}],
+        "offload_prompt_only": job.prompt_only,
     }
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 

@@ -61,6 +61,8 @@ FULL = Sizes(
     concurrency=8,
     batch_tokens=1024,
     give_up_s=10,
+    burst=160,
+    burst_chunks=12,
 )
 QUICK = Sizes(
     ModelShape(layers=2, hidden=64, heads=2),
@@ -83,6 +85,8 @@ QUICK = Sizes(
     concurrency=3,
     batch_tokens=256,
     give_up_s=2,
+    burst=6,
+    burst_chunks=4,
 )
 
 
@@ -128,14 +132,10 @@ class Runner:
         self._folder = folder
         self._sizes = sizes
         self._model = folder / "model"
-        # Not tierkv's own checks: the figures would be theirs.
-        inherited = {name: value for name, value in os.environ.items() if name != "TIERKV_VALIDATE"}
-        self._environment = {**inherited, **_ENVIRONMENT}
 
     def write_model(self) -> None:
         """Write the model, once for all processes."""
-        model = self._sizes.model
-        self._python("benchmarks.side_by_side.model", self._model, self._sizes.context_tokens, *astuple(model))
+        write_model(self._model, self._sizes)
 
     def run(self, number: int, stack: StackName, life: Life) -> dict[str, Any]:
         """Run a process and read its phases. A restart finds on disk what the first life of its round has stored."""
@@ -145,17 +145,29 @@ class Runner:
         job_path, result_path = self._folder / "job.json", self._folder / "result.json"
         job_path.write_text(json.dumps(asdict(job), default=lambda member: member.value), encoding="utf-8")
         result_path.unlink(missing_ok=True)
-        self._python("benchmarks.side_by_side.engine", job_path, result_path)
+        _python("benchmarks.side_by_side.engine", job_path, result_path)
         result: dict[str, Any] = json.loads(result_path.read_text(encoding="utf-8"))
         return result
 
-    def _python(self, module: str, *arguments: object) -> None:
-        command = [sys.executable, "-m", module, *map(str, arguments)]
-        done = subprocess.run(  # noqa: S603 - this interpreter, modules of this package
-            command, env=self._environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+
+def write_model(folder: Path, sizes: Sizes) -> None:
+    """Write the model of engines of these sizes, in a process of its own."""
+    _python("benchmarks.side_by_side.model", folder, sizes.context_tokens, *astuple(sizes.model))
+
+
+def engine_environment() -> dict[str, str]:
+    """Environment of an engine process, without tierkv's own checks: the figures would be theirs."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TIERKV_VALIDATE"}
+    return {**inherited, **_ENVIRONMENT}
+
+
+def _python(module: str, *arguments: object) -> None:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(  # noqa: S603 - this interpreter, modules of this package
+        command, env=engine_environment(), capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
 
 
 def _progress() -> Progress:

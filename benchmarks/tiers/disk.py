@@ -46,6 +46,9 @@ def _rows(folder: Path, frames: Frames, size: str, rounds: int) -> Iterator[Row]
         puts = take_turns([put, lambda: timed(raw.put), put_files], rounds)
         raw.remove_files()
         gets = take_turns([lambda: _cold_get(tier, raw, frames), lambda: timed(raw.get)], rounds)
+        with opened({**options, "path": str(folder / "own"), "own_buffers": True}, frames) as copied:
+            copied.put(frames)
+            apart = take_turns([lambda: _cold_get(copied, raw, frames), lambda: _cold_get(tier, raw, frames)], rounds)
         frames.wipe()
         tier.get(frames)
         frames.verify()
@@ -55,6 +58,7 @@ def _rows(folder: Path, frames: Frames, size: str, rounds: int) -> Iterator[Row]
     yield bandwidth_row(f"put, {size}", total, puts[0], Limit("raw pwrite, fdatasync", puts[1], 0.95), extra)
     yield bandwidth_row(f"put, {size}", total, puts[0], Limit("one file per frame, renamed", puts[2], 2.0))
     yield bandwidth_row(f"cold get, {size}", total, gets[0], Limit("raw preadv", gets[1], 0.95), extra)
+    yield bandwidth_row(f"cold get, own_buffers, {size}", total, apart[0], Limit("cold get to slots", apart[1], 0.3))
 
 
 def _cold_get(tier: OpenTier, raw: RawDisk, frames: Frames) -> Cost:

@@ -33,6 +33,7 @@ from tierkv_disk.segments.segment_files import SEGMENTS_AIM, segment_path
 
 FRAME_BYTES = frame_bytes(2 << 20)
 FRAME_PAGES = FRAME_BYTES // PAGE_BYTES
+CHUNKS_PER_REQUEST = 64
 _PLAIN_RECORD = struct.Struct("<8xBBxxQI104s")
 
 
@@ -101,7 +102,12 @@ def make_filled_directory(folder: Path, chunks: int) -> FilledDirectory:
     keys = keys_of(random_hashes(chunks, seed=1))
     records = (
         Record(
-            RecordKind.PUT, key, 0, address_at(number // per_segment, number % per_segment * FRAME_PAGES), FRAME_BYTES
+            RecordKind.PUT,
+            key,
+            0,
+            address_at(number // per_segment, number % per_segment * FRAME_PAGES),
+            FRAME_BYTES,
+            rank=(1 + number // CHUNKS_PER_REQUEST) << 32 | (1 + number % CHUNKS_PER_REQUEST),
         )
         for number, key in enumerate(keys)
     )

@@ -132,7 +132,10 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     codec = resolved.codec
     codecs = {codec.name: codec.open(CodecContext(NAMESPACE), resolved.codec_options)}
     capabilities = resolved.backend.capabilities
-    tier = Tier(config.name, backend, capabilities, codec.name, codecs, frames.sealer, frames.arena)
+    own_buffers = not capabilities.reads_end_with_call if config.own_buffers is None else config.own_buffers
+    tier = Tier(
+        config.name, backend, capabilities, codec.name, codecs, frames.sealer, frames.arena, own_buffers=own_buffers
+    )
     limits = TierLimits(io_threads=resolved.io_threads)
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:

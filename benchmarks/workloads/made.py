@@ -102,9 +102,24 @@ def chat(seed: int, requests: int) -> list[TraceRequest]:
     return _merged(prompts, (session(number, 2.0 * number) for number in itertools.count()), requests)
 
 
+def slow_chat(seed: int, requests: int) -> list[TraceRequest]:
+    """Conversations with pauses of hours: 4,000 requests last a week."""
+    chance, prompts = random.Random(seed), _Prompts()
+
+    def session(number: int, begin_s: float) -> _Session:
+        path, at_s = prompts.extended((), f"persona {number % 5}", 1), begin_s
+        for turn in range(chance.randint(1, 14)):
+            path = prompts.extended(path, f"turn {number}.{turn}", chance.randint(1, 5))
+            yield at_s, path
+            at_s += chance.lognormvariate(9.2, 1.0)
+
+    return _merged(prompts, (session(number, 1000.0 * number) for number in itertools.count()), requests)
+
+
 WORKLOADS: Mapping[str, Callable[[int, int], list[TraceRequest]]] = {
     "agents": agents,
     "retrieval": retrieval,
     "chat and floods": chat,
+    "slow chat": slow_chat,
 }
 """Name -> a function of a seed and a number of requests."""

@@ -1,13 +1,16 @@
 """Hits and writes of every installed policy, over a trace and over made workloads, by capacity.
 
 Beside each stands what a policy that knows the future would hit (Belady's choice with bypass), and what one that knows
-nothing does (first in, first out). Made workloads: several seeds each, the median counts. A trace: ``--trace FILE``.
+nothing does (first in, first out). Made workloads: several seeds each, the median counts. A trace: ``--trace FILE``;
+``--slow-down 100`` makes its pauses a hundred times as long.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from benchmarks.core.rig import make_core, open_policy, policy_names
@@ -32,9 +35,11 @@ def run(settings: Settings) -> Iterator[Row]:
     if settings.trace is None:
         sys.stderr.write("replay: no trace was given (--trace FILE), so only made workloads are replayed\n")
     else:
-        trace = list(read_trace(settings.trace))
+        slow_down = settings.slow_down
+        trace = [replace(request, at_s=request.at_s * slow_down) for request in read_trace(settings.trace)]
+        name = settings.trace.name.split(".")[0] + (f" slowed down {slow_down:g} times" if slow_down != 1 else "")
         for capacity in settings.pick((1_000, 3_000, 10_000, 30_000, 50_000, 100_000), (1_000,)):
-            yield from _rows(settings.trace.name.split(".")[0], [trace], capacity)
+            yield from _rows(name, [trace], capacity)
     requests, seeds = settings.pick((4_000, 3), (60, 1))
     for name, make in WORKLOADS.items():
         traces = [make(seed, requests) for seed in range(seeds)]
@@ -50,7 +55,9 @@ def _rows(name: str, traces: Sequence[_Trace], capacity: int) -> Iterator[Row]:
     bounds = [clairvoyant(trace, capacity) for trace in traces]
     floors = [replay(trace, FifoPolicy(capacity), capacity) for trace in traces]
     for policy in policy_names():
+        begun_s = time.process_time()
         played = [replay(trace, open_policy(policy, capacity), capacity) for trace in traces]
+        spent_s = time.process_time() - begun_s
         yield Row(
             f"{name}, {capacity:,} chunks, {policy}",
             "% hit",
@@ -64,6 +71,7 @@ def _rows(name: str, traces: Sequence[_Trace], capacity: int) -> Iterator[Row]:
                 "chunks written by first in, first out": _writes(floors),
                 "chunks written by Belady": _writes(bounds),
                 "chunks asked for": median(one.asked for one in played),
+                "processor time, us per chunk asked for": 1e6 * spent_s / sum(one.asked for one in played),
             },
         )
 

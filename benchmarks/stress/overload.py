@@ -1,0 +1,169 @@
+"""More prompts than the engine can run, all of them in a local tier: the share of their chunks that is loaded.
+
+Time is simulated, so the figures are the same on every machine: an engine that runs four requests at a time, a disk
+whose four threads each read a chunk in a millisecond, and a step of 20 ms. Every prompt is different, so nothing is
+loaded twice. Loading is faster than computing. A chunk that is not loaded means that a lookup was answered too early.
+
+The same prompts are served with other lookup deadlines in the same run; the limit of the completion time is the best of
+them. Further rows: a request that is asked about once and then not for 5.2 s; and requests that wait while four run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.core.rig import BLOCK_TOKENS, GEOMETRY, keys_of, random_hashes
+from benchmarks.measure import Settings, progress
+from benchmarks.rows import Row, Target
+from benchmarks.stress.clocked_core import ClockedCore, without_collector
+from benchmarks.stress.queue_engine import IDLE_S, PREFILL_TOKENS_PER_S, STEP_S, QueueEngine, prompt_of
+from benchmarks.stress.simulated_tiers import Pace, local_tiers, shared_tier
+from tierkv.types.engine import StepOutput
+
+DEADLINES_S = (0.5, 2.0, 5.0, 60.0, 300.0)
+ODD_TOKENS = 10
+RUNNING_MAX = 4
+PAUSE_S = 5.2
+"""Time without a question about a request: longer than the default deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts that arrive at once, and the slots of the host tier."""
+
+    prompts: int
+    chunks: int
+    slots: int
+    output_tokens: int = 40
+    """Tokens that each request generates."""
+    shared: bool = False
+    """Whether the tier is shared, so that existence is probed."""
+
+    @property
+    def total(self) -> int:
+        """Chunks of all prompts."""
+        return self.prompts * self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of serving a load."""
+
+    completion_s: float
+    loaded_chunks: int
+    computed_tokens: int
+    chunks_read: int
+    deadlines_expired: int
+
+
+def make_core(load: Load, deadline_s: float | None) -> tuple[ClockedCore, list[list[bytes]]]:
+    """Core over a tier that has all prompts, and their hashes."""
+    hashes = [random_hashes(load.chunks, seed=1 + number) for number in range(load.prompts)]
+    keys = [key for prompt in hashes for key in keys_of(prompt)]
+    tiers = [shared_tier(0)] if load.shared else local_tiers(GEOMETRY.payload_bytes_max, [keys])
+    return ClockedCore(GEOMETRY, load.slots, tiers, [Pace()], deadline_s=deadline_s), hashes
+
+
+def serve(load: Load, deadline_s: float | None = None) -> Outcome:
+    """Serve a load to its end. deadline_s: of lookups; None: the default."""
+    clocked, hashes = make_core(load, deadline_s)
+    prompts = [prompt_of(f"request-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(hashes)]
+    engine = QueueEngine(clocked, prompts, RUNNING_MAX, load.output_tokens)
+    completion_s = engine.serve()
+    loaded = sum(served.loaded for served in engine.done) // BLOCK_TOKENS
+    expired = clocked.core.counters.deadlines_expired
+    return Outcome(completion_s, loaded, engine.computed_tokens, clocked.tiers.chunks_read, expired)
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Measure the overload, its completion time beside other deadlines, and two smaller cases."""
+    load = settings.pick(Load(120, 60, 64), Load(8, 6, 8))
+    with without_collector():
+        default = serve(load)
+        progress(f"overload: default deadline, {default.completion_s:.1f} s simulated")
+        yield _share(f"{load.prompts} prompts of {load.chunks} chunks over {load.slots} slots", load, default)
+        others: dict[float, float] = {}
+        for deadline_s in DEADLINES_S:
+            others[deadline_s] = serve(load, deadline_s).completion_s
+            progress(f"overload: deadline {deadline_s:g} s, {others[deadline_s]:.1f} s simulated")
+        yield Row(
+            "completion of the same prompts",
+            "s, simulated",
+            default.completion_s,
+            "best of the deadlines " + ", ".join(f"{deadline_s:g}" for deadline_s in DEADLINES_S) + " s",
+            min(others.values()),
+            target=Target("ratio", "<=", 1.1),
+            extra={f"with a deadline of {deadline_s:g} s": took_s for deadline_s, took_s in others.items()},
+        )
+        roomy = settings.pick(Load(24, 40, 512, 100), Load(6, 4, 64))
+        what = f"{roomy.prompts} prompts of {roomy.chunks} chunks over {roomy.slots} slots"
+        yield _share(
+            f"{what}, {RUNNING_MAX} running for {roomy.output_tokens * STEP_S:.1f} s each", roomy, serve(roomy)
+        )
+        yield from _pauses(settings.pick(500, 8))
+
+
+def _pauses(chunks: int) -> Iterator[Row]:
+    """Rows of a request that is asked about once, and then not for a while."""
+    for where, load in {
+        "in a local tier": Load(1, chunks, 2 * chunks),
+        "in a local tier, host tier for half of it": Load(1, chunks, chunks // 2),
+        "in a shared tier": Load(1, chunks, 2 * chunks, shared=True),
+    }.items():
+        what = f"{chunks} chunks {where}, asked once, then not for {PAUSE_S:g} s"
+        yield _after_pause(load, what, steps=True)
+        yield _after_pause(load, f"{what}, without steps", steps=False)
+
+
+def _share(what: str, load: Load, outcome: Outcome) -> Row:
+    return Row(
+        what,
+        "chunks loaded",
+        outcome.loaded_chunks,
+        "chunks in the tier",
+        load.total,
+        target=Target("ratio", ">=", 0.95),
+        extra={
+            "prompt tokens computed": outcome.computed_tokens,
+            "the fewest possible": load.prompts * ODD_TOKENS,
+            "chunks read per chunk loaded": outcome.chunks_read / max(1, outcome.loaded_chunks),
+            "lookups that missed their deadline": outcome.deadlines_expired,
+            "completion, s simulated": outcome.completion_s,
+            "an engine that only computes would need, s": _computing_s(load),
+        },
+    )
+
+
+def _computing_s(load: Load) -> float:
+    """Least time in which an engine without tiers serves a load."""
+    prompt_s = (load.chunks * BLOCK_TOKENS + ODD_TOKENS) / PREFILL_TOKENS_PER_S
+    return load.prompts * (prompt_s + load.output_tokens * STEP_S / RUNNING_MAX)
+
+
+def _after_pause(load: Load, what: str, *, steps: bool) -> Row:
+    """Ask about one request, do not ask for a while, then ask until the answer."""
+    clocked, (hashes,) = make_core(load, None)
+    request = prompt_of("request", hashes, ODD_TOKENS)
+    clocked.on_new_request(request)
+    tokens = clocked.ask(request)
+    clocked.end_step(StepOutput(), STEP_S)
+    if steps:
+        for _ in range(int(PAUSE_S / STEP_S)):
+            clocked.end_step(StepOutput(), STEP_S)
+    else:
+        clocked.now_s += PAUSE_S
+    deferrals = 0
+    while tokens is None:
+        tokens = clocked.ask(request)
+        clocked.end_step(StepOutput(), IDLE_S)
+        deferrals += tokens is None
+    return Row(
+        what,
+        "chunks offered",
+        tokens // BLOCK_TOKENS,
+        "chunks in the tier",
+        load.total,
+        target=Target("ratio", ">=", 0.95),
+        extra={"further deferrals": deferrals},
+    )

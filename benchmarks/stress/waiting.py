@@ -1,0 +1,142 @@
+"""Many requests wait, and the engine asks about each of them in every step: time per request, and the worst call.
+
+Two cases. *Resident*: every chunk is in the host tier, so each question is answered, and answered again in every step
+as the engine has no blocks for any of them. *Cold*: every chunk is in a local tier, and the host tier has room for an
+eighth of them. The prompts are all different. Figures are processor time: of the first step, which searches, and of the
+median step after it. The limit of a row is the cost per request of the same case with the
+fewest requests, in the same run. Python's garbage collector is off: see ``engine_calls``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from benchmarks.core.rig import GEOMETRY, BenchRequest, fill, keys_of, random_hashes
+from benchmarks.measure import Settings, progress
+from benchmarks.rows import Row, Target
+from benchmarks.stress.clocked_core import LIMIT_MS, CallCosts, ClockedCore, without_collector
+from benchmarks.stress.simulated_tiers import Pace, local_tiers
+from tierkv.types.engine import StepOutput
+
+STEP_S = 0.02
+FLAT = 1.5
+"""Cost per request beside that of the fewest requests: more of them fit less well into the processor's caches."""
+QUEUES = ((100, 128), (1_000, 128), (2_000, 128), (8_000, 16), (10_000, 128))
+"""Requests, and chunks of each."""
+COLD_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Seconds of processor time.
+
+    median_s, worst_s: of the steps after the first. first_s: of the first step. first_call_s, call_s: the worst call of
+    the first step, and of the others. slowest: its name.
+    """
+
+    requests: int
+    first_s: float
+    first_call_s: float
+    median_s: float
+    worst_s: float
+    call_s: float
+    slowest: str
+    answered: int
+
+    @property
+    def first_us(self) -> float:
+        """Microseconds per request in the first step."""
+        return 1e6 * self.first_s / self.requests
+
+    @property
+    def again_us(self) -> float:
+        """Microseconds per request in a later step."""
+        return 1e6 * self.median_s / self.requests
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Measure three rows per case and number of requests: cost of the first question, of the next ones, worst call."""
+    queues = settings.pick(QUEUES, ((4, 4), (16, 4)))
+    for case in ("resident", "cold"):
+        fewest: Asked | None = None
+        for requests, chunks in queues:
+            with without_collector():
+                asked = ask(requests, chunks, settings.pick(9, 2), is_cold=case == "cold")
+            fewest = fewest or asked
+            what = f"{requests:,} requests of {chunks} chunks, {case}"
+            progress(f"waiting: {what}, {1e3 * asked.median_s:.1f} ms a step")
+            yield _flat_row(
+                f"{what}: asked for the first time",
+                asked.first_us,
+                fewest.first_us,
+                queues[0][0],
+                {
+                    "the whole step, ms": 1e3 * asked.first_s,
+                },
+            )
+            yield _flat_row(
+                f"{what}: asked again",
+                asked.again_us,
+                fewest.again_us,
+                queues[0][0],
+                {
+                    "the whole step, ms": 1e3 * asked.median_s,
+                    "the longest step, ms": 1e3 * asked.worst_s,
+                    "requests with an answer": asked.answered,
+                },
+            )
+            yield Row(
+                f"{what}: worst call",
+                "ms of processor time",
+                1e3 * max(asked.call_s, asked.first_call_s),
+                "target",
+                LIMIT_MS,
+                target=Target("measured", "<=", LIMIT_MS),
+                extra={
+                    "in the first step, ms": 1e3 * asked.first_call_s,
+                    f"in later steps, {asked.slowest}, ms": 1e3 * asked.call_s,
+                },
+            )
+
+
+def _flat_row(what: str, each_us: float, fewest_us: float, fewest: int, extra: Mapping[str, float]) -> Row:
+    limit = f"the same with {fewest} requests"
+    return Row(what, "us a request", each_us, limit, fewest_us, target=Target("ratio", "<=", FLAT), extra=extra)
+
+
+def ask(requests: int, chunks: int, steps: int, *, is_cold: bool) -> Asked:
+    """Ask about each request in each of some steps, after the first."""
+    hashes = [random_hashes(chunks, seed=1 + number) for number in range(requests)]
+    keys = [key for prompt in hashes for key in keys_of(prompt)]
+    total = len(keys)
+    if is_cold:
+        tiers = local_tiers(GEOMETRY.payload_bytes_max, [keys])
+        clocked = ClockedCore(GEOMETRY, max(chunks, total // COLD_SHARE), tiers, [Pace()])
+    else:
+        clocked = ClockedCore(GEOMETRY, 2 * total)  # the default share for waiting requests takes all of them
+        fill(clocked.core.host, keys)
+    del keys
+    prompts = [BenchRequest(f"request-{number}", prompt) for number, prompt in enumerate(hashes)]
+    for prompt in prompts:
+        clocked.on_new_request(prompt)
+    clocked.end_step(StepOutput(), STEP_S)
+    clocked.costs = CallCosts()
+    _ask_all(clocked, prompts)
+    first_s, first_call_s = clocked.costs.steps_s[0], clocked.costs.worst[1]
+    clocked.costs = CallCosts()
+    answered = 0
+    for _ in range(steps):
+        answered = _ask_all(clocked, prompts)
+    steps_s = clocked.costs.steps_s[:-1]
+    slowest, call_s = clocked.costs.worst
+    median_s = statistics.median(steps_s)
+    return Asked(requests, first_s, first_call_s, median_s, max(steps_s), call_s, slowest, answered)
+
+
+def _ask_all(clocked: ClockedCore, prompts: list[BenchRequest]) -> int:
+    """Make a step that asks about every request. Returns how many were answered."""
+    answered = sum(clocked.ask(prompt) is not None for prompt in prompts)
+    clocked.end_step(StepOutput(), STEP_S)
+    return answered
