@@ -24,12 +24,13 @@ PUBLIC: dict[str, str] = {
     "tierkv.plugins": "Discovery of installed plugins.",
     "tierkv.testing": "The conformance kit and fault injection, for tests of plugins.",
     "tierkv.integrations.vllm": "Both seams into vLLM.",
+    "tierkv.integrations.sglang": "A storage backend of SGLang's hierarchical cache.",
     "tierkv.integrations.transformers": "A prefix cache for transformers.",
     "tierkv.metrics.prometheus": "Export of metrics.",
 }
 """Public package or module and one sentence about it. Everything else may change in any release."""
 
-MODULES = {"tierkv.testing": ("faults", "manual_clock")}
+MODULES = {"tierkv.abc": ("places",), "tierkv.testing": ("faults", "manual_clock")}
 """Modules of a package that are public beside what its ``__all__`` names."""
 
 GROUPS = {

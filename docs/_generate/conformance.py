@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).with_suffix(".json")
-FLAGS = ("durable", "shared", "authoritative_index", "scan", "read_only", "bounded")
+FLAGS = (
+    "durable",
+    "shared",
+    "authoritative_index",
+    "scan",
+    "keeps_ranks",
+    "read_only",
+    "reads_end_with_call",
+    "bounded",
+)
 NUMBERS = ("alignment", "preferred_batch", "preferred_read_batch", "preferred_concurrency")
 
 HEAD = """
