@@ -60,6 +60,15 @@ class EngineVersionError(TierKVError, ImportError):
 class EngineProtocolError(TierKVError, RuntimeError):
     """An engine broke the calling contract of the scheduler or the worker (docs/how-to/drive-tierkv.md)."""
 
+    request_id: str | None
+    """Request that the call was about, or None."""
+
+    def __init__(
+        self, message: str, *, request_id: str | None = None, tier: str | None = None, key: bytes | None = None
+    ) -> None:
+        super().__init__(message, tier=tier, key=key)
+        self.request_id = request_id
+
 
 class InvariantError(TierKVError, RuntimeError):
     """An invariant does not hold. This is always a bug in tierkv: please report it with its message."""

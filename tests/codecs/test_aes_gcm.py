@@ -73,7 +73,7 @@ def test_the_format_matches_its_page() -> None:
     bound = frame.identity + notes[:10]
     plain = AESGCM(KEY).decrypt(notes[10:22], notes[22:38] + stored + notes[38:54], bound)
     assert plain == bytes(frame.raw_checksum) + PLAIN
-    assert notes[:2] == b"\1\0"
+    assert notes[:2] == b"\2\0"
     assert notes[54:] == bytes(10)
 
 
@@ -105,6 +105,14 @@ def test_any_changed_bit_of_the_notes_is_refused(place: int) -> None:
         notes[place] ^= 1 << bit
         with pytest.raises(CorruptFrameError):
             decoded(aes(), stored, len(PLAIN), CodecFrame(frame.identity, memoryview(notes), memoryview(bytearray(16))))
+
+
+def test_a_frame_of_the_first_notes_is_refused() -> None:
+    """They did not bind the marks of a frame: to read them would let an attacker choose the weaker form."""
+    stored, frame = sealed()
+    frame.notes[0] = 1
+    with pytest.raises(CorruptFrameError, match="unknown version"):
+        decoded(aes(), stored, len(PLAIN), opened_frame(frame))
 
 
 def test_unauthenticated_bytes_are_erased() -> None:

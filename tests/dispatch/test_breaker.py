@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from threading import Event
+from typing import Any
 
 import pytest
 from dispatch_bench import KEYS, dispatching, wait_for
@@ -173,6 +175,37 @@ def test_missed_deadlines_open_it_and_a_hung_trial_keeps_it_open(bench: Bench, g
         dispatch.clock.advance(10.0)
         dispatch.wait_health(False, True)
         assert dispatch.dispatcher.pending() == 0
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_long_queue_is_no_failure(bench: Bench, gate: Event, *, moves: bool) -> None:
+    """A probe that misses its deadline behind reads, without a call of its own, says nothing while these are answered.
+    If none of them is, the tier hangs."""
+    second, begun = Event(), list[object]()
+
+    def waits(batch: Any, inner: Callable[[Any], Any]) -> object:
+        begun.append(batch)
+        (gate if len(begun) == 1 else second).wait()
+        return inner(batch)
+
+    bench.backend.add("read_into", waits)
+    tier = bench.tier(capabilities=Capabilities(preferred_concurrency=1))
+    with dispatching(bench, tier, limits=TierLimits(breaker_failures=1)) as dispatch:
+        reads = [dispatch.submit(Verb.READ, [number], [number], deadline_s=1e6) for number in range(2)]
+        probe = dispatch.submit(Verb.PROBE, [2], deadline_s=5.0)
+        wait_for(lambda: len(begun) == 1, "the first read")
+        dispatch.clock.advance(3.0)
+        if moves:
+            gate.set()
+            dispatch.wait(reads[0])
+            wait_for(lambda: len(begun) == 2, "the second read")
+        dispatch.clock.advance(2.0)
+        dispatch.drain()
+        assert dispatch.kinds(probe) == REFUSED
+        assert dispatch.health() == ([] if moves else [False])
+        gate.set()
+        second.set()
+        dispatch.wait(*reads)
 
 
 def test_trials_of_a_dead_tier_do_not_pile_up(bench: Bench, gate: Event) -> None:

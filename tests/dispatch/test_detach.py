@@ -15,7 +15,6 @@ from tier_bench import Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
-from tierkv.dispatch.dispatcher import REFUSED_PER_STEP_MAX
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -86,16 +85,16 @@ def test_a_hanging_call_delays_the_end_of_the_detach(bench: Bench, gate: Event) 
 
 def test_a_full_queue_is_refused_over_several_steps(bench: Bench, gate: Event) -> None:
     """Promise 2: thousands of operations wait for a hung tier. Refusing them all at once took fifty milliseconds."""
-    count = 3 * REFUSED_PER_STEP_MAX
+    step, count = 64, 192
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
         ops = [dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(count)]
         wait_for(lambda: bench.backend.calls == ["contains"], "the hung call")
         dispatch.dispatcher.detach(0, 5.0)
-        for _ in range(3):
-            assert len(dispatch.drain(count)) <= REFUSED_PER_STEP_MAX
+        for refused in (64, 128, 191):
+            dispatch.drain(step)
+            assert dispatch.dispatcher.stats.tiers[0].refused == refused
             assert dispatch.dispatcher.take_detached() == []
-        dispatch.drain(count)
         assert all(dispatch.kinds(op) == [OutcomeKind.REFUSED] for op in ops[1:])
         gate.set()
         assert detached(dispatch) == [0]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any
 
 import pytest
 from dispatch_bench import KEYS, PATIENCE_S, dispatching, wait_for
+from plain_files import PlainFiles
 from tier_bench import Bench, compressible, make_bench
 
-from tierkv.abc import Capabilities
+from tierkv.abc import Capabilities, WriteRequest, WriteResult
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing import faults
 from tierkv.tiers.retry import RetryLimits, Timing
@@ -158,12 +159,40 @@ def test_cancelled_operations_count_against_the_queue(bench: Bench, gate: Event)
             refused.append(dispatch.submit(Verb.PROBE, [1, 2]))
             dispatch.clock.advance(20.0)
             dispatch.drain()
-        assert [dispatch.kinds(op_id)[0] for op_id in refused] == [TIMED_OUT] * 3 + [REFUSED] * 7
-        assert "3 operations wait" in dispatch.completions(refused[-1])[0].outcomes[0].error
+        why = [dispatch.completions(op_id)[-1].outcomes[0].error for op_id in refused]
+        assert ["before it was tried" in text for text in why] == [True] * 3 + [False] * 7
+        assert ["3 operations wait" in text for text in why] == [False] * 3 + [True] * 7
         assert dispatch.dispatcher.stats.tiers[0].refused == 14
         gate.set()
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1]))[0] in ([ABSENT], [REFUSED])
         wait_for(lambda: dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[ABSENT]], "room in the queue")
+
+
+def test_answers_before_the_deadline_are_reported(bench: Bench, gate: Event) -> None:
+    """A probe of twelve keys is three calls, and the second one hangs. Its deadline must not discard the four answers
+    that arrived, nor count the four keys that were never asked for as absent."""
+    calls: list[int] = []
+
+    def second_hangs(batch: Any, inner: Callable[[Any], Any]) -> object:
+        calls.append(len(batch))
+        if len(calls) == 2:
+            gate.wait()
+        return inner(batch)
+
+    limits = TierLimits(breaker_failures=1)
+    with dispatching(bench, bench.tier(capabilities=ONE_THREAD), limits=limits) as dispatch:
+        for number in (0, 3):
+            dispatch.wait(dispatch.write(number, number))
+        bench.backend.add("contains", second_hangs)
+        probe = dispatch.submit(Verb.PROBE, range(12), deadline_s=2.0)
+        wait_for(lambda: len(calls) == 2, "the second call")
+        dispatch.clock.advance(2.0)
+        dispatch.drain()
+        assert not dispatch.completions(probe)[0].ended
+        assert dispatch.kinds(probe) == [OK, ABSENT, ABSENT, OK] + [TIMED_OUT] * 4 + [REFUSED] * 4
+        assert dispatch.health() == []
+        gate.set()
+        dispatch.wait(probe)
 
 
 def test_loads_overtake_stores(bench: Bench, gate: Event) -> None:
@@ -203,6 +232,28 @@ def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
         sizes = [len(dispatch.drain(4)) for _ in range(4)]
         assert sizes == [4, 4, 2, 0]
         assert [report.op_id for report in dispatch.reports] == ops  # type: ignore[union-attr]  # completions only
+
+
+def test_drain_counts_keys(bench: Bench) -> None:
+    """Promise 5: the engine's thread spends its time on keys, not on operations. A large operation still proceeds."""
+    with dispatching(bench) as dispatch:
+        dispatch.dispatcher.close(PATIENCE_S)
+        for count in (8, 8, 8, 30, 8):
+            dispatch.submit(Verb.PROBE, range(count))
+        sizes = [[report.num_keys for report in dispatch.drain(20)] for _ in range(4)]
+        assert sizes == [[8, 8], [8], [30], [8]]
+
+
+def test_finished_operations_are_collected_by_keys(bench: Bench) -> None:
+    """Promise 5: what has finished beyond the budget stays with the lanes, and is not reported late."""
+    with dispatching(bench) as dispatch:
+        ops = [dispatch.submit(Verb.PROBE, range(8)) for _ in range(6)]
+        wait_for(lambda: len(dispatch.dispatcher._done) == 6, "the calls to end")
+        dispatch.clock.advance(1e6)
+        for left in (4, 2, 0):
+            assert [report.num_keys for report in dispatch.drain(16)] == [8, 8]
+            assert len(dispatch.dispatcher._done) == left
+        assert [dispatch.kinds(op) for op in ops] == [[ABSENT] * 8] * 6
 
 
 def test_reports_of_missed_deadlines_keep_the_limit(bench: Bench, gate: Event) -> None:
@@ -376,3 +427,25 @@ def test_successful_deletions_do_not_hide_failed_writes(bench: Bench) -> None:
             assert dispatch.wait(dispatch.write(number, number)) == [[FAILED]]
             dispatch.wait(dispatch.submit(Verb.DELETE, [number]))
         dispatch.wait_health(False)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+def test_ranks_reach_the_backend(request: pytest.FixtureRequest, *, asynchronous: bool) -> None:
+    """The place of a chunk in its prompt goes down with its frame: the token as it is, the request in disguise."""
+    used: Bench = request.getfixturevalue("async_bench" if asynchronous else "bench")
+    written: list[int] = []
+    write = PlainFiles.write
+
+    def noting(files: PlainFiles, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        written.extend(request.rank for request in requests)
+        return write(files, requests)
+
+    with pytest.MonkeyPatch.context() as patch, dispatching(used, used.tier(asynchronous=asynchronous)) as dispatch:
+        patch.setattr(PlainFiles, "write", noting)
+        refs = tuple(used.fill(slot, KEYS[slot], compressible(slot)) for slot in range(3))
+        ranks = (7 << 32 | 16, 0, 7 << 32 | 48)
+        dispatch.dispatcher.submit(TierOp(1000, 0, Verb.WRITE, tuple(KEYS[:3]), refs, dispatch.clock() + 10.0, ranks))
+        dispatch.wait(1000)
+    assert [rank & 0xFFFF_FFFF for rank in written] == [16, 0, 48]
+    assert written[1] == 0
+    assert written[0] >> 32 == written[2] >> 32

@@ -54,6 +54,9 @@ def failing_halfway() -> Iterator[object]:
         ([Entry(Key(b"k" * 257), 1)], "invalid entry"),
         ([Entry("key", 1)], "invalid entry"),  # type: ignore[arg-type]  # the lie
         ([Entry(KEYS[0], -1)], "invalid entry"),
+        ([Entry(KEYS[0], 1, -1)], "invalid entry"),
+        ([Entry(KEYS[0], 1, 1 << 64)], "invalid entry"),
+        ([Entry(KEYS[0], 1, 1.0)], "invalid entry"),  # type: ignore[arg-type]  # the lie
         ([Entry(KEYS[0], "1")], "invalid entry"),  # type: ignore[arg-type]  # the lie
         ("generator", "OSError: bad sector"),
     ],

@@ -14,6 +14,7 @@ from tierkv.metrics.definitions import COUNTERS, READ_SECONDS, TIER_COUNTERS, co
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.prometheus import StackCollector
 from tierkv.metrics.stack_stats import Series
+from tierkv.metrics.watched import TierCondition
 
 
 def scrape(stack: WatchedStack) -> str:
@@ -69,6 +70,23 @@ def test_every_counter_has_its_meaning() -> None:
     by_tier = {field.name for field in fields(CoreCounters) if isinstance(getattr(CoreCounters(), field.name), Counter)}
     documented = {metric.name for metric in counters() if metric.labels and not metric.name.startswith("tierkv_tier_")}
     assert documented == {f"tierkv_{name}" for name in by_tier}
+
+
+def test_a_tier_that_cannot_be_written_is_exported() -> None:
+    """An alert can tell a tier that is lost from one that is only read."""
+    stack = WatchedStack()
+    stack.tiers.conditions = {"disk": TierCondition(usable=True, writable=False)}
+    text = scrape(stack)
+    assert 'tierkv_tier_usable{engine="3",tier="disk"} 1.0' in text
+    assert 'tierkv_tier_writable{engine="3",tier="disk"} 0.0' in text
+
+
+def test_the_room_of_a_tier_is_exported() -> None:
+    """A disk that is smaller than the tier's capacity is seen beside it, without a look at the log."""
+    stack = WatchedStack()
+    assert "tierkv_tier_room_bytes" not in scrape(stack)
+    stack.tiers.rooms = {"disk": 4096}
+    assert 'tierkv_tier_room_bytes{engine="3",tier="disk"} 4096.0' in scrape(stack)
 
 
 def test_gauges_are_exported_once_known() -> None:

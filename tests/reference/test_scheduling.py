@@ -340,7 +340,7 @@ def test_an_older_request_waits_for_blocks_that_a_load_is_writing() -> None:
 
 
 def test_abort_while_waiting() -> None:
-    """It holds no blocks; the connector gets its end all the same, and the next step reports it once."""
+    """It holds no blocks. The connector still gets its end, and the next step reports it once."""
     connector = Scripted({"a": [None]})
     bench = Bench(connector)
     a = bench.add("a", 4)

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from codec_parts import aes, open_codec
+from codec_parts import KEY, aes, open_codec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench, read_chunks, write_chunks
 
 from tierkv.abc import Capabilities
-from tierkv.frames.frame import HEADER_BYTES, pack_header, parse_header
+from tierkv.frames.frame import HEADER_BYTES, checksum_of_parts, pack_header, parse_header
 from tierkv.testing.frames import make_key
 from tierkv.tiers.framing import FrameRules
+from tierkv.types import keys
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
 from tierkv.types.tier_ops import OutcomeKind
 from tierkv.types.transfers import SlotRef
 
@@ -27,10 +31,10 @@ EXACT = ("none", "zstd", "bf16", "aes-256-gcm")
 OK, CORRUPT, UNREADABLE = OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.UNREADABLE
 
 
-def rules_of(codec: str, *, accepts_lossy: bool = True) -> FrameRules:
+def rules_of(codec: str, *, accepts_lossy: bool = True, accepts_clear: bool = False) -> FrameRules:
     """Rules of a tier that writes with ``codec``."""
     rules = RULES.get(codec, FrameRules())
-    return FrameRules(rules.lossy, rules.conceals, accepts_lossy)
+    return FrameRules(rules.lossy, rules.conceals, accepts_lossy, accepts_clear)
 
 
 def kv(seed: int = 0, size: int = PAYLOAD_BYTES) -> bytes:
@@ -51,7 +55,7 @@ def stored(bench: Bench, codec: str, payload: bytes, parts: int = 1, slot: int =
 @pytest.mark.parametrize("reader", ALL)
 @pytest.mark.parametrize("writer", ALL)
 def test_every_configuration_reads_frames_of_every_other(bench: Bench, writer: str, reader: str, parts: int) -> None:
-    """The codec of a tier may be changed without losing chunks.
+    """The codec of a tier may be changed without losing chunks, to encryption with ``accept_clear``.
 
     This includes chunks of several parts, whose digests a frame may withhold.
     """
@@ -59,8 +63,10 @@ def test_every_configuration_reads_frames_of_every_other(bench: Bench, writer: s
     at_rest = parse_header(memoryview(stored(bench, writer, payload, parts)))
     assert at_rest.codec == writer
     assert (at_rest.withheld, at_rest.approximate) == (writer in {*LOSSY, "aes-256-gcm"}, writer in LOSSY)
-    (outcome,) = read_chunks(bench.tier(reader, codecs=ALL, rules=rules_of(reader)), KEYS[:1], bench.stale([1]))
+    rules = rules_of(reader, accepts_clear=True)
+    (outcome,) = read_chunks(bench.tier(reader, codecs=ALL, rules=rules), KEYS[:1], bench.stale([1]))
     assert outcome.kind is OK, outcome
+    assert outcome.is_clear == (reader == "aes-256-gcm" != writer)
     found = bench.payload(1, KEYS[0])  # checks checksums, those of parts as well
     assert (found == payload) == (writer in EXACT)
     assert len(parse_header(bench.arena.slot(1)).part_checksums) == (parts if parts > 1 else 0)
@@ -88,7 +94,7 @@ def test_an_approximation_stays_marked(
 ) -> None:
     """Lossy tiers receive it with its mark. Exact tiers refuse it, whatever the manager requests."""
     stored(bench, "fp8", kv())
-    lossy = bench.tier(through, codecs=ALL, rules=rules_of(through))
+    lossy = bench.tier(through, codecs=ALL, rules=rules_of(through, accepts_clear=True))
     read_chunks(lossy, KEYS[:1], bench.stale([1]))
     assert parse_header(bench.arena.slot(1)).approximate
     below = make_bench(tmp_path / "below", beside=bench)
@@ -229,6 +235,80 @@ def test_encrypted_frames_cannot_replace_each_other(bench: Bench) -> None:
     (outcome,) = read_chunks(tier, KEYS[1:2], bench.stale([1]))
     assert outcome.kind is CORRUPT
     assert "does not match its authentication tag" in outcome.error
+
+
+@pytest.mark.parametrize("writer", ["none", "zstd", "bf16", "int8"])
+def test_an_encrypted_tier_refuses_frames_in_the_clear(
+    bench: Bench, writer: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checksums need no key: a user who may write to the storage could otherwise choose the bytes on the GPU.
+
+    The storage is not at fault, so no page of it is quarantined.
+    """
+    quarantined: list[bytes] = []
+    monkeypatch.setattr(bench.backend, "quarantine", lambda key, _reason: quarantined.append(key), raising=False)
+    stored(bench, writer, kv())
+    tier = bench.tier("aes-256-gcm", codecs=ALL, rules=rules_of("aes-256-gcm"))
+    with caplog.at_level(logging.WARNING, "tierkv"):
+        for _ in range(3):
+            (outcome,) = read_chunks(tier, KEYS[:1], bench.stale([1]))
+            assert (outcome.kind, outcome.is_clear) == (CORRUPT, True)
+            assert "accept_clear = true" in outcome.error
+    assert len(caplog.records) == 1
+    assert not quarantined
+
+
+MARKS = {
+    "approximate": lambda header: header._replace(approximate=True),
+    "withheld": lambda header: header._replace(withheld=False, raw_checksum=checksum_of_parts(header.part_checksums)),
+    "one part less": lambda header: header._replace(part_checksums=header.part_checksums[1:]),
+    "no parts": lambda header: header._replace(part_checksums=()),
+}
+
+
+@pytest.mark.parametrize("change", MARKS)
+def test_the_marks_of_an_encrypted_frame_are_bound_to_it(bench: Bench, change: str) -> None:
+    """Header checksums need no key. A cleared mark would turn an approximation into an exact chunk."""
+    frame = bytearray(stored(bench, "aes-256-gcm", kv(), parts=5))
+    pack_header(MARKS[change](parse_header(memoryview(frame))), memoryview(frame))
+    bench.file(KEYS[0]).write_bytes(frame)
+    (outcome,) = read_chunks(
+        bench.tier("aes-256-gcm", codecs=ALL, rules=rules_of("aes-256-gcm")), KEYS[:1], bench.stale([1])
+    )
+    assert outcome.kind is CORRUPT
+    assert "does not match its authentication tag" in outcome.error
+
+
+def test_the_identity_matches_its_page(bench: Bench) -> None:
+    """Decrypted with the library's one-shot call and the documented associated data."""
+    frame = stored(bench, "aes-256-gcm", kv(), parts=5)
+    notes, stored_bytes = frame[4032:4096], int.from_bytes(frame[314:322], "little")
+    marks = frame[10] & 6
+    facts = marks.to_bytes(2, "little") + (5).to_bytes(2, "little") + frame[48:50] + frame[306:314]
+    bound = b"tierkv frame 2" + frame[16:48] + facts + KEYS[0] + notes[:10]
+    cipher = notes[22:38] + frame[4096 : 4096 + stored_bytes] + notes[38:54]
+    assert len(AESGCM(KEY).decrypt(notes[10:22], cipher, bound)) > 16
+    assert marks == 2
+
+
+@pytest.mark.parametrize("codec", EXACT)
+@pytest.mark.parametrize("workers", [1, 5])
+def test_only_chunks_of_the_groups_shape_are_read(bench: Bench, codec: str, workers: int) -> None:
+    """A worker would refuse any other at every load, while every lookup would report a hit."""
+    groups = (GroupSpec(16, (PAYLOAD_BYTES // workers,)), GroupSpec(16, (PAYLOAD_BYTES // workers - 2,)))
+    geometry = Geometry.of(EngineSpec("m", "bfloat16", groups, 16, num_workers=workers))
+    tier = bench.tier(codec, codecs=ALL, rules=rules_of(codec), geometry=geometry)
+    short = PAYLOAD_BYTES - 2 * workers
+    for group, size, parts, kind in [
+        *[(0, PAYLOAD_BYTES, workers, OK), (1, short, workers, OK)],
+        *[(0, short, workers, CORRUPT), (1, PAYLOAD_BYTES, workers, CORRUPT), (2, short, workers, CORRUPT)],
+        *[(0, PAYLOAD_BYTES, 6 - workers, CORRUPT), (0, PAYLOAD_BYTES, 2, CORRUPT)],
+    ]:
+        key = keys.make_key(b"a hash", group)
+        bench.fill(0, key, kv(size=size), parts=parts)
+        assert write_chunks(tier, [key], [SlotRef(0, 1)])[0].kind is OK
+        (outcome,) = read_chunks(tier, [key], bench.stale([1]))
+        assert outcome.kind is kind, (group, size, parts, outcome)
 
 
 def test_values_of_parts_that_end_between_tiles(bench: Bench) -> None:

@@ -7,6 +7,8 @@ A plugin imports this package, ``tierkv.types``, ``tierkv.errors`` and ``tierkv.
 - :mod:`~tierkv.abc.capabilities`: the record in which a backend declares what it can do.
 - :mod:`~tierkv.abc.codec`: a *codec* turns a chunk's payload into its stored form and back.
 - :mod:`~tierkv.abc.policy`: an *eviction policy* orders the chunks of one tier. Abilities are separate protocols.
+- :mod:`~tierkv.abc.places`: directories and files that no other user can read or change, for backends with files. It
+  uses the file system, so it is not imported here.
 - :mod:`~tierkv.abc.observation`: the ability of a policy to receive whole requests.
 - :mod:`~tierkv.abc.plugin`: the values that a plugin's hooks return, each with a name and an ``open`` function.
 
@@ -41,7 +43,7 @@ from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame
 from tierkv.abc.observation import RequestAwarePolicy
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CheckResult, CodecPlugin, NoOptions, PolicyPlugin
-from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy, WriteAwarePolicy
+from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy, PrefixAwarePolicy, WriteAwarePolicy
 
 __all__ = [
     "CODEC_NOTES_BYTES",
@@ -62,6 +64,7 @@ __all__ = [
     "FrameRecogniser",
     "NoOptions",
     "PolicyPlugin",
+    "PrefixAwarePolicy",
     "ProbeResult",
     "ReadRequest",
     "ReadResult",

@@ -43,6 +43,9 @@ class WriteRequest:
     """Key of the frame."""
     frame: memoryview
     """Read-only bytes of the frame."""
+    rank: int = 0
+    """Place of the chunk in its prompt, an unsigned integer of 64 bits; 0: unknown. A backend that declares
+    ``keeps_ranks`` stores it beside the frame, as it is; others get 0."""
 
 
 ProbeResult = bool | TierKVError
@@ -65,6 +68,8 @@ class Entry(NamedTuple):
     """Key of the frame."""
     frame_bytes: int
     """Stored length of the frame in bytes."""
+    rank: int = 0
+    """:attr:`WriteRequest.rank` of the last write; 0: unknown."""
 
 
 FrameRecogniser = Callable[[memoryview], tuple[Key, int] | None]
@@ -108,7 +113,10 @@ class Backend(Protocol):
         """Fill each buffer with the frame of its key."""
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """Store each frame atomically: a reader sees the whole frame or none, also after a crash."""
+        """Store each frame atomically: a reader sees the whole frame or none, also after a crash.
+
+        Need not look whether the key is stored: to replace its frame does no harm.
+        """
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
         """Delete the frame of each key. An absent key is no error."""
@@ -147,6 +155,7 @@ class SupportsScan(Protocol):
     def scan(self) -> Iterable[Entry]:
         """Yield every stored frame, oldest first where the backend knows the age.
 
+        The framework orders the frames of one request by their ranks, so that the head of a prompt is evicted last.
         Called once, when the tier opens, on a framework thread.
         """
 

@@ -21,8 +21,13 @@ class Capabilities:
     then knows without a probe whether a chunk is stored. Needs ``scan``; excludes ``shared``."""
     scan: bool = False
     """Implements :class:`~tierkv.abc.backend.SupportsScan`."""
+    keeps_ranks: bool = False
+    """The entries of ``scan`` have the ranks that ``write`` was given, also after a reopen. Needs ``scan``."""
     read_only: bool = False
     """``write`` and ``delete`` always fail."""
+    reads_end_with_call: bool = False
+    """No buffer changes after the ``read_into`` call that got it, whatever fails: reads are blocking system calls or
+    copies, and no other thread fills buffers. Frames are then read into the host tier without a copy."""
     bounded: bool = True
     """The stored bytes stay within ``BackendContext.capacity_bytes`` as long as the framework evicts. False where
     something else limits the storage, such as the settings of a bucket."""

@@ -25,8 +25,9 @@ class CodecFrame:
     """Facts about one payload beside its bytes. Most codecs need none of them."""
 
     identity: bytes
-    """Digest of namespace, key, raw length and codec. Equal for encode and decode of one chunk, different for any other
-    chunk. A codec that authenticates must bind it."""
+    """Namespace, key, raw length, codec, number of parts, and whether the payload is approximate or its checksums are
+    withheld. Equal for encode and decode of one frame, different for any other chunk. A codec that authenticates must
+    bind it."""
     notes: memoryview
     """``CODEC_NOTES_BYTES`` bytes of the header that belong to the codec, such as a nonce. They are zero when
     ``encode`` is called, which may fill them. ``decode`` gets the same bytes. The header's checksum covers them."""

@@ -92,3 +92,31 @@ class WriteAwarePolicy(Protocol):
         they are evicted next, the first one first. A policy without this verb gets :meth:`EvictionPolicy.release`
         instead.
         """
+
+
+@runtime_checkable
+class PrefixAwarePolicy(Protocol):
+    """Ability to keep the head of a prefix longer than its tail, although the tail is stored later.
+
+    A chunk serves no request without the chunks before it. A long prompt is stored in several batches, the head first.
+    With :meth:`EvictionPolicy.add` alone, a policy of recency would evict the head for the tail.
+    """
+
+    def add_behind(self, handles: Sequence[int], keys: Sequence[Key], behind: int) -> None:
+        """Add chunks as :meth:`EvictionPolicy.add` does, and evict them before ``behind``.
+
+        Args:
+            handles: chunks of one prefix, tail first.
+            keys: their keys.
+            behind: known handle of the chunk before them in the prefix.
+        """
+
+    def evict_before(self, count: int, pins: Sequence[int], stop: int) -> Sequence[int]:
+        """Choose up to ``count`` victims as :meth:`EvictionPolicy.evict` does, and end before ``stop``.
+
+        ``stop`` is the last chunk of the prefix that the room is for. To evict it would cost more than the room is
+        worth.
+
+        Returns:
+            Fewer than ``count`` handles if ``stop`` is the next one, or if the search would take too long.
+        """

@@ -9,7 +9,7 @@ hold the rest:
 ====== ===== ==================================================================================
 offset bytes meaning
 ====== ===== ==================================================================================
-     0     1 version of these notes: 1
+     0     1 version of these notes: 2
      1     1 inner codec: 0 none, 1 zstd, 2 bf16
      2     8 id of the key: BLAKE2b of ``tierkv key id``, keyed with the key
     10    12 nonce, random
@@ -18,8 +18,9 @@ offset bytes meaning
     54    10 zero
 ====== ===== ==================================================================================
 
-Namespace, key, raw length and codec of the frame, and the first ten bytes of the notes, are associated data. Random
-nonces are safe for 2**32 frames per key: the probability that any two are equal is below 2**-32.
+Namespace, key, raw length, codec, marks and number of parts of the frame, and the first ten bytes of the notes, are
+associated data. Notes of version 1, which no release wrote, did not bind the marks and the number of parts: such frames
+are refused. Random nonces are safe for 2**32 frames per key: the probability that any two are equal is below 2**-32.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tierkv.abc.codec import Codec, CodecFrame
 from tierkv.errors import CorruptFrameError, UnreadableFrameError
 
 NONCE_BYTES = 12
-_VERSION = 1
+_VERSION = 2
 _KEY_ID = slice(2, 10)
 _NONCE = slice(10, 22)
 _CHECKSUM = slice(22, 38)

@@ -152,7 +152,10 @@ class AsyncLane:
     async def _perform(self, ticket: Ticket) -> None:
         op = ticket.op
         try:
-            ticket.result = TicketResult.of(await self.tier.perform_async(op.verb, op.keys, op.slots, op.deadline_s))
+            performed = await self.tier.perform_async(
+                op.verb, op.keys, op.slots, op.deadline_s, ticket.outcomes, ranks=op.ranks
+            )
+            ticket.result = TicketResult.of(performed)
         except Exception as error:  # noqa: BLE001 - any error ends the operation; the loop continues
             ticket.result = ticket.failed(explain(error))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
 
 from tierkv.dispatch.ticket import Ticket
 
@@ -29,12 +28,13 @@ class Deadlines:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (ticket.op.deadline_s, next(self._sequence), ticket))
 
-    def take_overdue(self, now_s: float) -> Iterator[Ticket]:
-        """Remove and yield the tickets whose deadline passed before their I/O ended, oldest deadline first."""
+    def take_overdue(self, now_s: float) -> Ticket | None:
+        """Remove and return the ticket of the oldest deadline that passed before its I/O ended; None if none did."""
         while self._heap and self._heap[0][0] <= now_s:
             ticket = heapq.heappop(self._heap)[2]
             if not ticket.ended and ticket.result is None:
-                yield ticket
+                return ticket
+        return None
 
     def unreported(self) -> list[Ticket]:
         """Tickets that have neither ended nor missed their deadline, by deadline. O(n log n); for shutdown."""

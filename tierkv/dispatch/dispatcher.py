@@ -6,21 +6,22 @@ handled on the engine's thread, in :meth:`Dispatcher.drain`, without a lock.
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from tierkv.dispatch import scanning
 from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
-from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.deadlines import Deadlines
 from tierkv.dispatch.lane import Lane, ThreadLane
 from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
-from tierkv.dispatch.stats import DispatchStats, TierStats
+from tierkv.dispatch.stats import DispatchStats
 from tierkv.dispatch.ticket import Ticket, TicketResult
 from tierkv.dispatch.tier_state import TierLimits, TierState
+from tierkv.dispatch.write_gate import log_service
+from tierkv.metrics.watched import TierCondition
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import make_key
@@ -30,9 +31,6 @@ TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
 """Key that a trial probes. No chunk has this key, and its absence is a valid answer."""
 
 _TRIAL_OP_ID = -1
-
-REFUSED_PER_STEP_MAX = 256
-"""Waiting operations of a detached tier that are refused per step: about one millisecond of work."""
 
 
 class Dispatcher:
@@ -102,28 +100,24 @@ class Dispatcher:
         """
         if tier.clock != self._clock:
             raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
-        breaker = Breaker(tier.name, limits.breaker_failures, limits.breaker_cooldown_s)
-        state = self._tier_states[index] = TierState(index, self._open_lane(tier, limits), limits, breaker, TierStats())
+        state = self._tier_states[index] = TierState(index, self._open_lane(tier, limits), limits)
         self.stats.tiers[index] = state.stats
         self.stats.seconds[index] = state.seconds
 
     def detach(self, index: int, timeout_s: float) -> None:
         """Begin to detach a tier: refuse new operations. Never waits; :meth:`take_detached` reports the end.
 
-        Waiting operations are refused, up to ``REFUSED_PER_STEP_MAX`` per step. Running calls have ``timeout_s`` to
-        end; then the backend is closed although they run.
+        Waiting operations are refused by :meth:`drain`, some in each step. Running calls have ``timeout_s`` to end, and
+        the backend is closed then.
         """
         state = self._tier_states[index]
         state.detach_by_s = self._clock() + timeout_s
         self._detaching.append(state)
         state.not_started = self._deadlines.tickets_of(index)
-        self._refuse_waiting(state)
         state.lane.retire()
 
     def take_detached(self) -> list[int]:
         """Return the tiers whose detach has completed since the last call. Their numbers are invalid from now on."""
-        for state in self._detaching:
-            self._refuse_waiting(state)
         if self._outbox:  # some of these completions may belong to a detached tier
             return []
         for state in self._detaching:
@@ -139,27 +133,34 @@ class Dispatcher:
 
     def submit(self, op: TierOp) -> None:
         """Queue an operation. :meth:`drain` returns its completion, also if it is refused. O(1)."""
-        state = self._tier_states[op.tier]
-        if self._is_closing:
-            self._refuse(op, "the stack is closing")
-        elif state.detach_by_s is not None:
-            self._refuse(op, "the tier is being detached")
-        elif not state.breaker.usable:
-            self._refuse(op, "the tier is not usable at present")
-        elif not self._offer(state, Ticket(op, self._clock())):
+        state, now_s = self._tier_states[op.tier], self._clock()
+        if why := "the stack is closing" if self._is_closing else state.refusal(op.verb, now_s):
+            self._refuse(op, why)
+        elif not self._offer(state, Ticket(op, now_s)):
             self._refuse(op, f"{state.limits.queue_ops_max} operations wait for the tier already")
         elif op.verb is Verb.WRITE:
             state.writes_in_flight += 1
+            state.writes.submitted(op.op_id, now_s)
 
-    def drain(self, limit: int) -> list[Completion | TierHealth]:
-        """Return up to ``limit`` completions and health changes, in order. O(limit), amortised."""
+    def health(self) -> dict[int, TierCondition]:
+        """Return the health of each tier."""
+        return {index: state.condition for index, state in list(self._tier_states.items())}
+
+    def drain(self, keys_max: int) -> list[Completion | TierHealth]:
+        """Return completions and health changes of ``keys_max`` keys together, or at least one. O(keys_max)."""
         now_s = self._clock()
-        self._collect(limit, now_s)
-        self._expire(limit, now_s)
+        if self._in_flight:
+            self._collect(keys_max, now_s)
+            self._expire(keys_max, now_s)
+        for state in self._detaching:
+            self._refuse_waiting(state, keys_max)
         if not self._is_closing:
             self._start_trials(now_s)
-        outbox = self._outbox
-        return [outbox.popleft() for _ in range(min(limit, len(outbox)))]
+        reports: list[Completion | TierHealth] = []
+        while self._outbox and keys_max > 0 and (not reports or self._outbox[0].num_keys <= keys_max):
+            reports.append(self._outbox.popleft())
+            keys_max -= reports[-1].num_keys
+        return reports
 
     def pending(self) -> int:
         """Number of operations whose I/O has not ended, as of the last ``drain``. Trials are not counted."""
@@ -195,8 +196,8 @@ class Dispatcher:
 
         def written() -> bool:
             now_s = self._clock()
-            self._collect(len(self._done), now_s)
-            self._expire(self._in_flight, now_s)
+            self._collect(math.inf, now_s)
+            self._expire(math.inf, now_s)
             return not any(state.writes_in_flight for state in self._tier_states.values())
 
         return wait_until(written, timeout_s, self._clock, self._engine_sleep)
@@ -266,10 +267,11 @@ class Dispatcher:
         refused = Outcome(OutcomeKind.REFUSED, error=why)
         self._outbox.append(Completion(op.op_id, (refused,) * len(op.keys)))
 
-    def _collect(self, limit: int, now_s: float) -> None:
-        """Take up to ``limit`` finished tickets from the lanes."""
-        for _ in range(min(limit, len(self._done))):
+    def _collect(self, keys_max: float, now_s: float) -> None:
+        """Take finished tickets from the lanes, until they have ``keys_max`` keys or more."""
+        while self._done and keys_max > 0:
             ticket = self._done.popleft()
+            keys_max -= ticket.num_keys
             state = self._tier_states[ticket.op.tier]
             result = ticket.result
             if result is None:  # lanes set it before they hand a ticket back
@@ -284,18 +286,16 @@ class Dispatcher:
                 self._finish(state, ticket, (TIMED_OUT,) * len(ticket.op.keys), now_s)
                 continue
             state.stats.count_outcomes(ticket.op.verb, result.tally)
-            self._finish(state, ticket, result.outcomes, now_s)
+            self._finish(state, ticket, ticket.reported(result.outcomes), now_s)
             if result.tally.answered or not ticket.op.keys:
-                # A successful deletion does not count: each failed write is followed by one, and a disk that accepts no
-                # data may still delete some.
-                if ticket.op.verb is not Verb.DELETE:
-                    state.breaker.succeeded(now_s)
+                state.succeeded(ticket, now_s)
             else:
-                self._count_failure(state, now_s, result.outcomes[-1].error or "deadline missed")
+                self._count_failure(state, ticket.op, now_s, result.outcomes[-1].error or "deadline missed")
 
-    def _expire(self, limit: int, now_s: float) -> None:
-        """Report up to ``limit`` missed deadlines."""
-        for ticket in itertools.islice(self._deadlines.take_overdue(now_s), limit):
+    def _expire(self, keys_max: float, now_s: float) -> None:
+        """Report missed deadlines, until they have ``keys_max`` keys or more."""
+        while keys_max > 0 and (ticket := self._deadlines.take_overdue(now_s)) is not None:
+            keys_max -= ticket.num_keys
             state, op = self._tier_states[ticket.op.tier], ticket.op
             is_over = ticket.claim()
             ticket.deadline_reported = True
@@ -306,12 +306,13 @@ class Dispatcher:
             if ticket.is_trial:
                 self._end_trial(state, now_s, None)
                 continue
-            timed_out = (TIMED_OUT,) * len(op.keys)
             state.stats.timed_out += len(op.keys)
-            self._outbox.append(Completion(op.op_id, timed_out, is_over, now_s - ticket.submitted_s))
+            elapsed_s = now_s - ticket.submitted_s
+            self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s))
             if is_over:
                 self._count_ended(state, ticket)
-            self._count_failure(state, now_s, "deadline missed")
+            if not ticket.has_answers and not (is_over and state.was_answering(ticket)):
+                self._count_failure(state, op, now_s, "deadline missed")
 
     def _start_trials(self, now_s: float) -> None:
         """Submit a trial to every tier whose breaker has cooled down."""
@@ -329,7 +330,7 @@ class Dispatcher:
     def _end_trial(self, state: TierState, now_s: float, result: TicketResult | None) -> None:
         state.breaker.trial_ended(now_s, answered=result is not None and result.tally.answered)
         if state.breaker.usable:
-            self._outbox.append(TierHealth(state.index, usable=True, reason="a trial was answered"))
+            self._report_health(state, "a trial was answered", usable=True)
 
     def _finish(self, state: TierState, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         """Make the last completion of an operation."""
@@ -355,23 +356,25 @@ class Dispatcher:
         state.stats.ops += 1
         state.stats.keys += len(ticket.op.keys)
 
-    def _count_failure(self, state: TierState, now_s: float, why: str) -> None:
-        was_usable = state.breaker.usable
-        state.breaker.failed(now_s)
-        if was_usable and not state.breaker.usable:
-            failures = state.limits.breaker_failures
-            self._report_unusable(state, f"{failures} operations in a row failed, the last with: {why}")
+    def _count_failure(self, state: TierState, op: TierOp, now_s: float, why: str) -> None:
+        if reason := state.failed(op, now_s, why):
+            self._report_unusable(state, reason)
 
     def _report_unusable(self, state: TierState, reason: str) -> None:
         state.stats.breaker_opens += 1
-        self._outbox.append(TierHealth(state.index, usable=False, reason=reason))
+        self._report_health(state, reason, usable=False)
 
-    def _refuse_waiting(self, state: TierState) -> None:
-        for _ in range(min(len(state.not_started), REFUSED_PER_STEP_MAX)):
-            self._cancel(state.not_started.pop(), "the tier is being detached")
+    def _report_health(self, state: TierState, reason: str, *, usable: bool) -> None:
+        self._outbox.append(TierHealth(state.index, usable, reason))
+        log_service(state.lane.tier.name, reason, usable=usable)
+
+    def _refuse_waiting(self, state: TierState, keys_max: int) -> None:
+        while state.not_started and keys_max > 0:
+            ticket = state.not_started.pop()
+            keys_max -= ticket.num_keys
+            self._cancel(ticket, "the tier is being detached")
 
     def _cancel_waiting(self) -> None:
-        """Refuse every operation that no thread has begun."""
         for ticket in self._deadlines.unreported():
             self._cancel(ticket, "the stack is closing")
 
@@ -384,7 +387,7 @@ class Dispatcher:
     def _report_running(self) -> None:
         """Report the calls that did not end in time as timed out."""
         now_s = self._clock()
-        self._collect(len(self._done), now_s)
+        self._collect(math.inf, now_s)
         for ticket in self._deadlines.unreported():
             ticket.deadline_reported = True
             if not ticket.is_trial:

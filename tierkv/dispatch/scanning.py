@@ -19,6 +19,8 @@ class ScanResult:
     """Position of the tier in the scanned sequence, from 0."""
     entries: Sequence[tuple[Key, int]] = field(default=(), repr=False)
     """Keys with the bytes of their frames; empty after an error."""
+    ranks: Sequence[int] = field(default=(), repr=False)
+    """Written rank of each; empty if none is known."""
     error: str = ""
     """Reason of a failure; empty after a success."""
     timed_out: bool = False
@@ -37,7 +39,7 @@ class _Scan:
 
     def __call__(self) -> None:
         try:
-            self.result = ScanResult(self._index, self._tier.scan_entries())
+            self.result = ScanResult(self._index, *self._tier.scan_entries())
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything; the tier starts without entries
             self.result = ScanResult(self._index, error=explain(error))
 

@@ -27,6 +27,8 @@ class TierStats:
     """Bytes of frames that were read, checked and accepted."""
     corrupt: int = 0
     """Keys whose frame was damaged."""
+    clear: int = 0
+    """Keys whose frame was in the clear although the codec conceals; corrupt unless ``accept_clear`` is set."""
     unreadable: int = 0
     """Keys whose frame is intact but cannot be decoded here."""
     failed: int = 0
@@ -57,6 +59,7 @@ class TierStats:
     def count_outcomes(self, verb: Verb, tally: Tally) -> None:
         """Count the outcomes that are reported to the manager."""
         self.corrupt += tally.corrupt
+        self.clear += tally.clear
         self.unreadable += tally.unreadable
         self.failed += tally.failed
         self.no_space += tally.no_space
@@ -89,6 +92,7 @@ class Tally(NamedTuple):
     frame_bytes: int
     """Bytes of all frames."""
     corrupt: int
+    clear: int
     unreadable: int
     failed: int
     no_space: int
@@ -99,15 +103,17 @@ class Tally(NamedTuple):
     def of(cls, outcomes: Iterable[Outcome]) -> Tally:
         """Count the outcomes of one operation."""
         counts = dict.fromkeys(OutcomeKind, 0)
-        frame_bytes = 0
+        frame_bytes = clear = 0
         for outcome in outcomes:
             counts[outcome.kind] += 1
             frame_bytes += outcome.frame_bytes
+            clear += outcome.is_clear
         answered = sum(counts.values()) > counts[OutcomeKind.FAILED] + counts[OutcomeKind.TIMED_OUT]
         return cls(
             answered,
             frame_bytes,
             counts[OutcomeKind.CORRUPT],
+            clear,
             counts[OutcomeKind.UNREADABLE],
             counts[OutcomeKind.FAILED],
             counts[OutcomeKind.NO_SPACE],

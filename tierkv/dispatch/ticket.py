@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.stats import Tally
-from tierkv.tiers.retry import OpResult
+from tierkv.tiers.retry import NOT_TRIED, TIMED_OUT, OpResult
 from tierkv.types.tier_ops import Outcome, OutcomeKind, TierOp, Verb
+
+_NOT_ASKED = Outcome(OutcomeKind.REFUSED, error=NOT_TRIED.error)
 
 PRIORITY = (Verb.READ, Verb.PROBE, Verb.DELETE, Verb.WRITE)
 """Reads first: requests wait for loads. Deletions free space. Writes can wait."""
@@ -52,7 +55,34 @@ class Ticket:
     """Set once, by the I/O thread, before it hands the ticket back."""
     done_s: float | None = None
     """Time at which the I/O ended. Set with ``result``."""
+    outcomes: list[Outcome] | None = None
+    """Of a probe: the outcomes so far. The I/O thread sets each as soon as it is known. None for other operations."""
     _claim: list[None] = field(default_factory=lambda: [None])
+
+    def __post_init__(self) -> None:
+        """Prepare to collect the answers to a probe."""
+        if self.op.verb is Verb.PROBE:
+            self.outcomes = [NOT_TRIED] * len(self.op.keys)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the backend has answered a part of a probe."""
+        return any(outcome.kind in {OutcomeKind.OK, OutcomeKind.ABSENT} for outcome in self.outcomes or ())
+
+    def outcomes_at_deadline(self) -> tuple[Outcome, ...]:
+        """Outcomes to report at a missed deadline: of a probe, the answers that have arrived."""
+        return self.reported([TIMED_OUT] * len(self.op.keys) if self.outcomes is None else self.outcomes)
+
+    def reported(self, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """Outcomes as they are reported. A key of a probe that no call included is REFUSED: nothing is known of it."""
+        if self.outcomes is None:
+            return tuple(outcomes)
+        return tuple([_NOT_ASKED if outcome is NOT_TRIED else outcome for outcome in outcomes])
+
+    @property
+    def num_keys(self) -> int:
+        """Number of its keys; at least 1."""
+        return len(self.op.keys) or 1
 
     def claim(self) -> bool:
         """Whether the caller is the first to claim it. ``list.pop`` is atomic, so exactly one caller is."""

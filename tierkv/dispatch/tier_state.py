@@ -6,6 +6,7 @@ it: its lane, its breaker, its counters, and how far a detach has come.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.breaker import Breaker
@@ -13,8 +14,10 @@ from tierkv.dispatch.lane import Lane
 from tierkv.dispatch.spawn import Handle
 from tierkv.dispatch.stats import TierStats, io_histograms
 from tierkv.dispatch.ticket import Ticket
+from tierkv.dispatch.write_gate import WriteGate
 from tierkv.metrics.histogram import Histogram
-from tierkv.types.tier_ops import Verb
+from tierkv.metrics.watched import TierCondition
+from tierkv.types.tier_ops import TierOp, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,11 @@ class TierState:
     """Path of its operations to the backend."""
     limits: TierLimits
     """Its bounds."""
-    breaker: Breaker
+    breaker: Breaker = field(init=False)
     """Refuses operations while the tier is unusable."""
-    stats: TierStats
+    writes: WriteGate = field(init=False)
+    """Refuses writes while they fail, also if reads succeed."""
+    stats: TierStats = field(default_factory=TierStats)
     """Its counters."""
     seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
     """Duration of reads and writes, from submission to the end of the I/O."""
@@ -75,8 +80,59 @@ class TierState:
     """Operations that were in flight at the detach and may still be refused."""
     close_began: bool = False
     """Whether the close of the backend has begun."""
+    answered_s: float = -math.inf
+    """Time at which the latest operation that was answered ended."""
     scan: Handle | None = None
     """Thread of a scan that missed its bound and may still run."""
+
+    def __post_init__(self) -> None:
+        """Close both breakers."""
+        bounds = (self.lane.tier.name, self.limits.breaker_failures, self.limits.breaker_cooldown_s)
+        self.breaker, self.writes = Breaker(*bounds), WriteGate(*bounds)
+
+    def refusal(self, verb: Verb, now_s: float) -> str:
+        """Return why an operation is refused at present; empty if it may be queued."""
+        if self.detach_by_s is not None:
+            return "the tier is being detached"
+        if not self.breaker.usable:
+            return "the tier is not usable at present"
+        if verb is Verb.WRITE and not self.writes.may_write(now_s):
+            return "the tier cannot be written at present"
+        return ""
+
+    def was_answering(self, ticket: Ticket) -> bool:
+        """Whether the tier answered others while an operation waited that no call took: the queue was long, not broken.
+
+        A write counts as failed even then: its gate waits for the end of a trial.
+        """
+        return ticket.op.verb is not Verb.WRITE and self.answered_s > ticket.submitted_s
+
+    def succeeded(self, ticket: Ticket, now_s: float) -> None:
+        """Count an operation that was answered."""
+        op = ticket.op
+        self.answered_s = max(self.answered_s, now_s if ticket.done_s is None else ticket.done_s)
+        # A successful deletion does not count: each failed write is followed by one, and a disk that accepts no data
+        # may still delete some.
+        if op.verb is not Verb.DELETE:
+            self.breaker.succeeded(now_s)
+        if op.verb is Verb.WRITE:
+            self.writes.ended(op.op_id, now_s)
+
+    def failed(self, op: TierOp, now_s: float, why: str) -> str:
+        """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""
+        if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
+            return ""  # known already, and no reason to stop reading
+        was_usable = self.breaker.usable
+        self.breaker.failed(now_s)
+        if self.breaker.usable or not was_usable:
+            return ""
+        return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"
+
+    @property
+    def condition(self) -> TierCondition:
+        """Health of the tier."""
+        usable = self.breaker.usable
+        return TierCondition(usable, usable and self.writes.is_open)
 
     @property
     def is_busy(self) -> bool:

@@ -27,8 +27,11 @@ class CoreCounters:
     loads_failed: int = 0
     admissions_refused: Counter[str] = field(default_factory=Counter)
     promotions: Counter[str] = field(default_factory=Counter)
+    chunks_read_ahead: int = 0
+    chunks_read_in_vain: int = 0
     cascades: Counter[str] = field(default_factory=Counter)
     cascades_dropped: Counter[str] = field(default_factory=Counter)
+    writes_skipped: Counter[str] = field(default_factory=Counter)
     demotions: Counter[str] = field(default_factory=Counter)
     demotions_dropped: Counter[str] = field(default_factory=Counter)
     chunks_corrupt: Counter[str] = field(default_factory=Counter)
@@ -40,9 +43,12 @@ class CoreCounters:
     payloads_forgotten: int = 0
     probes: Counter[str] = field(default_factory=Counter)
     hints_ignored: int = 0
+    requests_dropped: int = 0
+    errors_contained: int = 0
     tokens_local: int = 0
     tokens_stored: int = 0
-    deferred_ms: int = 0
+    deferred_tier_ms: int = 0
+    deferred_queue_ms: int = 0
     hits_shortened: int = 0
     tokens_shortened: int = 0
     policies_failed: Counter[str] = field(default_factory=Counter)
@@ -60,5 +66,5 @@ class CoreCounters:
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """Return a copy as plain JSON values. Any thread: each field is copied at once."""
-        values = ((name, getattr(self, name)) for name in self.__slots__)
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}
+        values = [(name, getattr(self, name)) for name in self.__slots__]
+        return {name: dict(value) if type(value) is Counter else value for name, value in values}

@@ -31,7 +31,7 @@ class Metric:
 COUNTERS = {
     "lookups": "Answers given to the engine, deferrals among them",
     "deferrals": "Lookups deferred to the next step",
-    "deadlines_expired": "Lookups ended by their deadline",
+    "deadlines_expired": "Lookups ended because a tier made no progress for the deadline",
     "tokens_loaded": "Tokens loaded, by the tier whose bytes were used",
     "chunks_hit": "Chunks loaded, by the tier whose bytes were used",
     "chunks_stored": "Chunks copied from the GPU to the host tier",
@@ -41,8 +41,11 @@ COUNTERS = {
     "stores_failed": "Chunks whose copy from the GPU failed",
     "loads_failed": "Chunks whose copy to the GPU failed or was refused",
     "promotions": "Chunks read from a tier into the host tier",
+    "chunks_read_ahead": "Chunks read for requests that wait in the engine's queue, before the engine asked",
+    "chunks_read_in_vain": "Chunks read ahead that the request did not load",
     "cascades": "Chunks written from the host tier to a tier",
     "cascades_dropped": "Chunks not written to a tier because its queue was full or it was out of service",
+    "writes_skipped": "Chunks that were not written to a tier because it has them already",
     "demotions": "Chunks written back to a tier",
     "demotions_dropped": "Dirty chunks evicted from the host tier before they were written back",
     "admissions_refused": "Chunks that a tier's eviction policy refused",
@@ -50,14 +53,17 @@ COUNTERS = {
     "evictions": "Chunks evicted",
     "reads_failed": "Reads that failed, corruption excepted",
     "writes_failed": "Writes that failed",
-    "events_dropped": "Cache events dropped because the engine did not take them",
+    "events_dropped": "Chunks in cache events dropped because the engine did not take them",
     "events_undescribed": "Chunks in events without a payload, where payloads are configured",
     "payloads_forgotten": "Payloads of chunks dropped because the limit of stored payloads was reached",
     "probes": "Existence probes sent to a tier",
     "hints_ignored": "Hints of requests that could not be used",
+    "requests_dropped": "Requests that an engine continued without tierkv, because a call about them broke a rule",
+    "errors_contained": "Errors of tierkv that an adapter kept from the engine",
     "tokens_local": "Tokens that the engine found in its own cache, once per request",
     "tokens_stored": "Tokens copied from the GPU to the host tier",
-    "deferred_ms": "Milliseconds for which lookups were deferred",
+    "deferred_tier_ms": "Milliseconds for which lookups were deferred while a tier was asked or read for them",
+    "deferred_queue_ms": "Milliseconds for which lookups were deferred while nothing was asked or read for them",
     "hits_shortened": "Hits shortened because loading the rest was expected to take longer than computing it",
     "tokens_shortened": "Tokens cut from shortened hits",
     "policies_failed": "Eviction policies that failed, and are no longer called",
@@ -76,6 +82,7 @@ TIER_COUNTERS = {
     "bytes_written": "Bytes of frames that the backend wrote",
     "bytes_verified": "Bytes of frames that were read and passed verification",
     "corrupt": "Keys whose frame failed verification",
+    "clear": "Keys whose frame was in the clear although its tier is encrypted; corrupt without `accept_clear`",
     "unreadable": "Keys whose frame is whole, but whose codec or key is missing here, or that holds an approximation",
     "failed": "Keys for which the backend failed",
     "no_space": "Keys that the storage had no room for",
@@ -122,7 +129,17 @@ READ_SPEED = Metric("tierkv_tier_read_bytes_per_second", "gauge", "Measured band
 PREFILL_SPEED = Metric(
     "tierkv_prefill_tokens_per_second", "gauge", "The engine's prefill rate, as stated or as measured"
 )
-GAUGES = (READ_LATENCY, READ_SPEED, PREFILL_SPEED)
+TIER_USABLE = Metric("tierkv_tier_usable", "gauge", "1 while a tier is in service, otherwise 0", ("tier",))
+TIER_WRITABLE = Metric(
+    "tierkv_tier_writable", "gauge", "1 while a tier is in service and its writes succeed, otherwise 0", ("tier",)
+)
+TIER_ROOM = Metric(
+    "tierkv_tier_room_bytes",
+    "gauge",
+    "Bytes that a tier may hold: its capacity, or less while its backend reports that it is full",
+    ("tier",),
+)
+GAUGES = (TIER_USABLE, TIER_WRITABLE, TIER_ROOM, READ_LATENCY, READ_SPEED, PREFILL_SPEED)
 """Speeds that decide whether loading is worthwhile. Each appears when its value is known."""
 
 
@@ -130,7 +147,7 @@ def counters() -> list[Metric]:
     """Return all counters of tierkv, under their exported names."""
     by_tier = {
         *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
-        *("demotions", "demotions_dropped"),
+        *("demotions", "demotions_dropped", "writes_skipped"),
         *("admissions_refused", "policies_failed"),
         *("reads_failed", "writes_failed", "probes", "observations_failed"),
     }

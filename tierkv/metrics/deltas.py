@@ -68,9 +68,10 @@ class Deltas:
         delta = empty_delta()
         counters = delta["counters"]
         core, tiers = self._stack.metrics.counters.as_dict(), self._stack.tiers.stats()
-        for field, value in core.items():
-            reported = self._core.get(field)
-            if value != reported and (grown := _grown(_by_label(reported), _by_label(value))):
+        reported = self._core
+        changed = core.items() if not reported else [item for item in core.items() if item[1] != reported[item[0]]]
+        for field, value in changed:
+            if grown := _grown(_by_label(reported.get(field)), _by_label(value)):
                 counters[f"tierkv_{field}"] = grown
         for tier, stats in tiers.items():
             for field, grown_by in _grown(self._tiers.get(tier, {}), stats).items():
@@ -101,7 +102,7 @@ def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, float
     """Return the increments above zero. A tier attached under the name of a detached one begins at zero again."""
     if now == before:
         return {}
-    then = ((name, count, before.get(name)) for name, count in now.items())
+    then = [(name, count, before.get(name)) for name, count in now.items()]
     return {name: count - (old or 0) if count >= (old or 0) else count for name, count, old in then if count != old}
 
 

@@ -1,11 +1,19 @@
-"""Speeds of a stack as gauges. A gauge appears when its value is known; there is no made-up zero."""
+"""Speeds and health of a stack as gauges. A gauge appears when its value is known; there is no made-up zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tierkv.metrics.definitions import PREFILL_SPEED, READ_LATENCY, READ_SPEED, Metric
+from tierkv.metrics.definitions import (
+    PREFILL_SPEED,
+    READ_LATENCY,
+    READ_SPEED,
+    TIER_ROOM,
+    TIER_USABLE,
+    TIER_WRITABLE,
+    Metric,
+)
 from tierkv.metrics.watched import Watched
 
 
@@ -21,7 +29,12 @@ class Gauge(NamedTuple):
 
 
 def gauges(stack: Watched) -> Iterator[Gauge]:
-    """Yield the speeds that are known."""
+    """Yield the health and the room of each tier, and the speeds that are known."""
+    for tier, health in stack.tiers.health().items():
+        yield Gauge(TIER_USABLE, (tier,), float(health.usable))
+        yield Gauge(TIER_WRITABLE, (tier,), float(health.writable))
+    for tier, room_bytes in stack.tiers.room().items():
+        yield Gauge(TIER_ROOM, (tier,), float(room_bytes))
     for tier, speeds in stack.tiers.speeds().items():
         for metric, field in ((READ_LATENCY, "latency_s"), (READ_SPEED, "bytes_per_s")):
             if field in speeds:

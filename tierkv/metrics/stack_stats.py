@@ -120,9 +120,7 @@ class StackStats:
 
     def transferred(self, operations: Operations) -> None:
         """Record the transfers that workers report."""
-        whole = TransferStats(operations)
-        self._samples.transfers.aggregate(whole)
-        for transfer_type, done in whole.data.items():
+        for transfer_type, done in self._samples.transfers.add(operations).items():
             if transfer_type not in self._transfers:
                 self._transfers[transfer_type] = Histogram(TRANSFER_BYTES.buckets), Histogram(TRANSFER_SECONDS.buckets)
             sizes, times = self._transfers[transfer_type]

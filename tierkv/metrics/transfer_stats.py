@@ -31,26 +31,34 @@ class TransferStats:
     def __init__(self, data: Operations | None = None, *, operations_max: int | None = None) -> None:
         self.data: dict[str, list[dict[str, float]]] = {}
         self._operations_max = operations_max
-        self._add(data or {})
+        self.add(data or {})
 
     def record(self, transfer_type: str, size_bytes: int | None, time_s: float | None) -> None:
         """Add one operation, unless it moved no bytes or its time is None. 0 seconds are a valid time."""
         if size_bytes and time_s is not None:
-            self._add({transfer_type: [{SIZE: size_bytes, TIME: time_s}]})
+            self._keep(transfer_type, [{SIZE: size_bytes, TIME: time_s}])
 
     def aggregate(self, other: TransferStats) -> Self:
         """Append the operations of ``other``, which is unchanged; return this object."""
-        self._add(other.data)
+        self.add(other.data)
         return self
 
-    def _add(self, data: Operations) -> None:
+    def add(self, data: Operations) -> Operations:
+        """Append copies of operations; return those that were appended. Others lack a size or a time (S109)."""
+        added: dict[str, list[dict[str, float]]] = {}
         for transfer_type, operations in data.items():
             whole = [dict(one) for one in operations if one.get(SIZE) is not None and one.get(TIME) is not None]
             if whole:
-                kept = self.data.setdefault(transfer_type, [])
-                kept += whole
-                if self._operations_max is not None and len(kept) > self._operations_max:
-                    del kept[: -self._operations_max]
+                added[transfer_type] = whole
+                self._keep(transfer_type, whole)
+        return added
+
+    def _keep(self, transfer_type: str, operations: list[dict[str, float]]) -> None:
+        """Append whole operations."""
+        kept = self.data.setdefault(transfer_type, [])
+        kept += operations
+        if self._operations_max is not None and len(kept) > self._operations_max:
+            del kept[: -self._operations_max]
 
     def reduce(self) -> dict[str, float]:
         """Return sums for a log line: ``<type>_total_bytes`` and ``<type>_total_time`` (seconds)."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.stack_stats import Series
+
+
+class TierCondition(NamedTuple):
+    """Health of one lower tier."""
+
+    usable: bool
+    """Whether the tier is in service."""
+    writable: bool
+    """Whether it is, and its last writes did not all fail."""
 
 
 class WatchedTiers(Protocol):
@@ -17,6 +26,12 @@ class WatchedTiers(Protocol):
 
     def speeds(self) -> Mapping[str, Mapping[str, float]]:
         """Return measured latency and bandwidth, per lower tier."""
+
+    def health(self) -> Mapping[str, TierCondition]:
+        """Return whether each lower tier is in service and can be written."""
+
+    def room(self) -> Mapping[str, int]:
+        """Return the bytes that each lower tier may hold, where there is a bound."""
 
 
 class WatchedMetrics(Protocol):

@@ -20,6 +20,7 @@ Invariants:
 * A result is an outcome, never an exception: errors and contract breaches of a backend or codec end here (promise 3).
 * Only a frame whose header, namespace, key and checksum were verified counts as read.
 * A frame is written only from a slot that holds its key.
-* A backend's views of slots are released when its call returns.
+* A backend's views of slots are released when its call returns. A backend that does not declare
+  ``reads_end_with_call`` gets no view of a slot to read into (:mod:`tierkv.tiers.read_buffers`).
 * No try starts after the deadline of its operation.
 """

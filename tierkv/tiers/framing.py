@@ -19,19 +19,29 @@ from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecFrame
 from tierkv.errors import BackendError, CorruptFrameError, UnreadableFrameError
 from tierkv.frames.frame import (
     CHECKSUM_BYTES,
+    CODEC_BYTES_MAX,
     HEADER_BYTES,
     NO_CODEC,
     FrameHeader,
     checksum,
+    expect_field,
     frame_bytes,
     pack_header,
     pad,
 )
 from tierkv.frames.sealer import FrameSealer
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import split_key
 
-_LENGTHS = struct.Struct("<HQ")
+_FACTS = struct.Struct("<HHHQ")
+_WITHHELD, _APPROXIMATE = 2, 4
+"""Marks of a frame that a codec may bind, as in the flags of its header."""
 _NO_NOTES = bytes(CODEC_NOTES_BYTES)
 _NO_DIGEST = bytes(CHECKSUM_BYTES)
+
+
+class ClearFrameError(CorruptFrameError):
+    """A frame in the clear in a tier whose codec conceals: a user who may write to the storage can have forged it."""
 
 
 class NotForThisTierError(BackendError):
@@ -48,6 +58,8 @@ class FrameRules:
     """Whether no payload, nor a checksum of it, may be at rest in the clear."""
     accepts_lossy: bool = False
     """Whether the tier may hold approximations."""
+    accepts_clear: bool = False
+    """Whether a tier whose codec conceals reads frames of other codecs. A user who may write there can forge them."""
 
 
 EXACT_AND_CLEAR = FrameRules()
@@ -63,6 +75,7 @@ class Framer:
         alignment: the length of an encoded frame is a multiple of it, in bytes.
         slot_bytes: length of the arena's slots.
         rules: properties of the codec and of the tier.
+        geometry: payload bytes of each group's chunks, and number of parts. None: not checked.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - together they define the form of a tier's frames
@@ -73,28 +86,42 @@ class Framer:
         alignment: int,
         slot_bytes: int,
         rules: FrameRules = EXACT_AND_CLEAR,
+        geometry: Geometry | None = None,
     ) -> None:
         self._rules = rules
+        self._geometry = geometry
         self._codec_name = codec_name
         self._codecs = codecs
         self._sealer = sealer
         self._alignment = alignment
         self._staging = StagingBuffers(slot_bytes)
 
-    def decode_frame(self, slot: memoryview, length: int, key: bytes) -> None:
+    def decode_frame(self, slot: memoryview, length: int, key: bytes) -> bool:
         """Check the frame of ``length`` bytes that a backend put into ``slot``, and decode it in place to a raw frame.
 
+        Returns:
+            Whether the frame was in the clear although the tier's codec conceals.
+
         Raises:
+            ClearFrameError: it was, and the tier does not accept that.
             CorruptFrameError: it is not a complete, undamaged frame of this key and namespace.
             UnreadableFrameError: the frame is intact, but this tier cannot or must not decode it.
             Exception: any error of a foreign codec.
         """
         header = self._sealer.check_frame(slot[:length], key)
+        is_clear = self._rules.conceals and header.codec != self._codec_name
+        if is_clear and not self._rules.accepts_clear:
+            raise ClearFrameError(
+                f"frame of codec {header.codec!r} is in the clear, and the tier's codec is {self._codec_name!r}: it is "
+                "deleted, and the chunk is computed again; accept_clear = true would read such frames"
+            )
         whole = pad(HEADER_BYTES + header.stored_bytes, HEADER_BYTES)
         if length > whole:
             raise CorruptFrameError(f"the backend returned {length} bytes for a frame of {whole}")
         if frame_bytes(header.raw_bytes) > len(slot):
             raise CorruptFrameError(f"a payload of {header.raw_bytes} bytes does not fit a slot of {len(slot)}")
+        if self._geometry is not None:
+            _check_shape(header, self._geometry)
         if header.approximate and not self._rules.accepts_lossy:
             raise UnreadableFrameError(
                 f"frame of codec {header.codec!r} holds an approximation; this tier gives exact chunks only, "
@@ -105,6 +132,7 @@ class Framer:
             slot[length:whole] = bytes(max(0, whole - length))
         else:
             self._decode_payload(slot, header)
+        return is_clear
 
     def encode_frame(self, slot: memoryview, key: bytes) -> tuple[memoryview, memoryview | None]:
         """Encode the chunk in ``slot`` as a frame at rest.
@@ -144,7 +172,12 @@ class Framer:
         raw_bytes, rules = header.raw_bytes, self._rules
         raw = slot[HEADER_BYTES : HEADER_BYTES + raw_bytes].toreadonly()
         notes = bytearray(CODEC_NOTES_BYTES)
-        frame = CodecFrame(_identity(self._codec_name, header), memoryview(notes), memoryview(header.raw_checksum))
+        at_rest = header._replace(
+            codec=self._codec_name,
+            withheld=rules.conceals or rules.lossy,
+            approximate=header.approximate or rules.lossy,
+        )
+        frame = CodecFrame(_identity(at_rest), memoryview(notes), memoryview(header.raw_checksum))
         stored_bytes = codec.encode(raw, staging[HEADER_BYTES : HEADER_BYTES + raw_bytes], frame)
         if stored_bytes is None and not rules.conceals:
             return 0
@@ -155,22 +188,13 @@ class Framer:
         if length >= frame_bytes(raw_bytes) and not rules.conceals:
             return 0
         staging[end:length] = bytes(length - end)
-        withheld = rules.conceals or rules.lossy
+        if at_rest.withheld:
+            no_parts = (_NO_DIGEST,) * len(header.part_checksums)
+            at_rest = at_rest._replace(raw_checksum=_NO_DIGEST, part_checksums=no_parts)
+        stored_checksum = checksum(staging[HEADER_BYTES:end])
+        written = bytes(notes) if notes != _NO_NOTES else b""
         pack_header(
-            FrameHeader(
-                self._codec_name,
-                header.namespace,
-                header.key,
-                raw_bytes,
-                stored_bytes,
-                checksum(staging[HEADER_BYTES:end]),
-                _NO_DIGEST if withheld else header.raw_checksum,
-                (_NO_DIGEST,) * len(header.part_checksums) if withheld else header.part_checksums,
-                withheld,
-                header.approximate or rules.lossy,
-                bytes(notes) if notes != _NO_NOTES else b"",
-            ),
-            staging,
+            at_rest._replace(stored_bytes=stored_bytes, stored_checksum=stored_checksum, notes=written), staging
         )
         return length
 
@@ -182,7 +206,7 @@ class Framer:
             )
         origin = bytearray(header.raw_checksum)  # a codec that concealed the raw checksum writes it here
         notes = memoryview(header.notes or _NO_NOTES)
-        frame = CodecFrame(_identity(header.codec, header), notes, memoryview(origin))
+        frame = CodecFrame(_identity(header), notes, memoryview(origin))
         stored_end, raw_end = HEADER_BYTES + header.stored_bytes, HEADER_BYTES + header.raw_bytes
         staging = self._staging.take()
         try:
@@ -211,10 +235,28 @@ class Framer:
         return found, parts
 
 
-def _identity(codec: str, header: FrameHeader) -> bytes:
+def _check_shape(header: FrameHeader, geometry: Geometry) -> None:
+    """Compare payload and parts with those of the key's group. A worker would refuse another chunk at every load.
+
+    Raises:
+        CorruptFrameError: they differ, or there is no such group.
+    """
+    try:
+        _, group = split_key(header.key)
+        payload_bytes = geometry.groups[group].payload_bytes
+    except (ValueError, IndexError):
+        raise CorruptFrameError(f"key {header.key.hex()} names none of the {len(geometry.groups)} groups") from None
+    expect_field("raw bytes", header.raw_bytes, payload_bytes)
+    parts = geometry.num_workers if geometry.num_workers > 1 else 0
+    expect_field("part count", len(header.part_checksums), parts)
+
+
+def _identity(header: FrameHeader) -> bytes:
     """Identity that a codec may bind to a payload. Fields have fixed lengths or a length prefix: no two are equal."""
-    lengths = _LENGTHS.pack(len(header.key), header.raw_bytes)
-    return b"".join((b"tierkv frame 1", codec.encode("ascii").ljust(16, b"\0"), header.namespace, lengths, header.key))
+    codec = header.codec.encode("ascii").ljust(CODEC_BYTES_MAX, b"\0")
+    marks = _WITHHELD * header.withheld | _APPROXIMATE * header.approximate
+    facts = _FACTS.pack(marks, len(header.part_checksums), len(header.key), header.raw_bytes)
+    return b"".join((b"tierkv frame 2", codec, header.namespace, facts, header.key))
 
 
 class StagingBuffers:

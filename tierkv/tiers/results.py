@@ -6,13 +6,15 @@ Backends are foreign code. A value they return or an error they raise becomes a 
 from __future__ import annotations
 
 import errno
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tierkv.abc.backend import Entry
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError, UnreadableFrameError
 from tierkv.frames.frame import KEY_BYTES_MAX
-from tierkv.tiers.framing import NotForThisTierError
+from tierkv.structures.written_order import RANK_MAX, eviction_order
+from tierkv.tiers.framing import ClearFrameError, NotForThisTierError
 from tierkv.tiers.retry import KeyResult
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind
@@ -49,7 +51,7 @@ def checked_results(results: object, count: int, is_allowed: Callable[[object], 
     return checked
 
 
-def checked_entries(entries: Iterable[object], tier: str) -> list[tuple[Key, int]]:
+def checked_entries(entries: Iterable[object], tier: str) -> tuple[list[tuple[Key, int]], Sequence[int]]:
     """Check the entries of a scan. Written for speed: there may be millions.
 
     Args:
@@ -57,21 +59,28 @@ def checked_entries(entries: Iterable[object], tier: str) -> list[tuple[Key, int
         tier: name of the tier, for the message.
 
     Returns:
-        Keys with the bytes of their frames. Plain tuples, because garbage collections, which run meanwhile, untrack
-        them, but not instances of subclasses.
+        Keys with the bytes of their frames, in the order in which they are to be evicted: see
+        :func:`~tierkv.structures.written_order.eviction_order`. Plain tuples, because garbage collections, which run
+        meanwhile, untrack them, but not instances of subclasses. And the written rank of each; empty if none is known.
 
     Raises:
         BackendError: an entry is invalid.
     """
-    checked = []
+    checked: list[tuple[Key, int]] = []
+    ranks = array("Q")
     for entry in entries:
         if isinstance(entry, Entry):
-            key, size = entry
-            if type(key) is bytes and 1 <= len(key) <= KEY_BYTES_MAX and type(size) is int and size >= 0:
+            key, size, rank = entry
+            is_frame = type(key) is bytes and 1 <= len(key) <= KEY_BYTES_MAX and type(size) is int and size >= 0
+            if is_frame and type(rank) is int and 0 <= rank <= RANK_MAX:
                 checked.append((key, size))
+                ranks.append(rank)
                 continue
         raise BackendError(f"backend returned the invalid entry {describe(entry)}", tier=tier)
-    return checked
+    order = eviction_order(ranks)
+    if order is None:
+        return checked, ()
+    return list(map(checked.__getitem__, order)), array("Q", map(ranks.__getitem__, order))
 
 
 def failed_result(error: BaseException) -> KeyResult:
@@ -86,7 +95,8 @@ def failed_result(error: BaseException) -> KeyResult:
         kind = OutcomeKind.NO_SPACE
     else:
         kind = OutcomeKind.FAILED
-    return KeyResult(Outcome(kind, error=explain(error)), retryable=kind is OutcomeKind.FAILED and _may_pass(error))
+    outcome = Outcome(kind, error=explain(error), is_clear=isinstance(error, ClearFrameError))
+    return KeyResult(outcome, retryable=kind is OutcomeKind.FAILED and _may_pass(error))
 
 
 def explain(error: BaseException) -> str:

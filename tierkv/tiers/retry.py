@@ -11,6 +11,8 @@ from typing import NamedTuple
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
 TIMED_OUT = Outcome(OutcomeKind.TIMED_OUT)
+NOT_TRIED = Outcome(OutcomeKind.TIMED_OUT, error="the deadline passed before it was tried")
+"""Outcome of a key that no call to the backend included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Retrier:
         count: int,
         batch: int,
         deadline_s: float,
+        outcomes: list[Outcome] | None = None,
     ) -> OpResult:
         """Try the keys 0 to ``count`` - 1.
 
@@ -94,9 +97,11 @@ class Retrier:
             attempt: takes up to ``batch`` indices and returns a result for each.
             count: number of keys.
             batch: maximum number of keys per try.
-            deadline_s: time on the clock after which no try starts. Keys that were never tried are TIMED_OUT.
+            deadline_s: time on the clock after which no try starts. Keys that were never tried are NOT_TRIED.
+            outcomes: list of ``count`` times NOT_TRIED that receives each outcome as soon as it is known, for another
+                thread to read.
         """
-        outcomes = [TIMED_OUT] * count
+        outcomes = [NOT_TRIED] * count if outcomes is None else outcomes
         todo: Sequence[int] = range(count)
         retries = 0
         for number in range(1, self._limits.attempts + 1):
@@ -105,6 +110,8 @@ class Retrier:
                 if self._clock() >= deadline_s:
                     return OpResult(outcomes, retries)
                 retries += len(indices) if number > 1 else 0
+                for index in indices:
+                    outcomes[index] = TIMED_OUT
                 for index, answer in zip(indices, await attempt(indices), strict=True):
                     outcomes[index] = answer.outcome
                     if answer.retryable:

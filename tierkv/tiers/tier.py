@@ -15,6 +15,7 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 from tierkv.abc.backend import (
@@ -34,9 +35,11 @@ from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, U
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
-from tierkv.tiers.framing import EXACT_AND_CLEAR, Framer, FrameRules
+from tierkv.tiers.framing import EXACT_AND_CLEAR, ClearFrameError, Framer, FrameRules
+from tierkv.tiers.read_buffers import ReadBuffers
 from tierkv.tiers.results import checked_entries, checked_results, failed_result
 from tierkv.tiers.retry import KeyResult, OpResult, Retrier, RetryLimits, Timing
+from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
@@ -66,6 +69,8 @@ class Tier:
         rules: properties of the codec and of the tier.
         retry: tries per key.
         timing: clock and randomness.
+        geometry: sizes that frames are checked against. None: not checked.
+        own_buffers: whether reads go to buffers of their own (:mod:`tierkv.tiers.read_buffers`), not to slots.
 
     Raises:
         PluginError: the declared capabilities cannot be served, or the codec is unknown.
@@ -84,6 +89,8 @@ class Tier:
         rules: FrameRules = EXACT_AND_CLEAR,
         retry: RetryLimits | None = None,
         timing: Timing | None = None,
+        geometry: Geometry | None = None,
+        own_buffers: bool = False,
     ) -> None:
         _require_servable(name, capabilities)
         if codec_name != NO_CODEC and codec_name not in codecs:
@@ -100,13 +107,21 @@ class Tier:
         self._logged_reasons: set[str] = set()
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _BlockingVerbs(cast("Backend", backend))
         self._arena = arena
-        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, rules)
+        self._read_buffers = ReadBuffers(arena.slot_bytes) if own_buffers else None
+        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, rules, geometry)
         self._retrier = Retrier(
             retry or RetryLimits(), timing, asyncio.sleep if self.is_async else _blocking_sleep(timing.sleep)
         )
 
-    def perform(
-        self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef] = (), deadline_s: float = math.inf
+    def perform(  # noqa: PLR0913 - the fields of a TierOp
+        self,
+        verb: Verb,
+        keys: Sequence[Key],
+        slots: Sequence[SlotRef] = (),
+        deadline_s: float = math.inf,
+        outcomes: list[Outcome] | None = None,
+        *,
+        ranks: Sequence[int] = (),
     ) -> OpResult:
         """Perform one operation of a blocking backend. Blocks the calling thread.
 
@@ -115,6 +130,8 @@ class Tier:
             keys: its keys.
             slots: one per key for READ and WRITE, otherwise none.
             deadline_s: time on the tier's clock after which no try starts. Keys that were not tried are TIMED_OUT.
+            outcomes: receives each outcome as soon as it is known; see :meth:`Retrier.run`.
+            ranks: one per key for WRITE (:attr:`WriteRequest.rank`); empty: unknown.
 
         Returns:
             One outcome per key, in order. Every failure of the backend is an outcome.
@@ -124,10 +141,17 @@ class Tier:
         """
         if self.is_async:
             raise EngineProtocolError("an async backend runs on an event loop: call perform_async", tier=self.name)
-        return _run_now(self.perform_async(verb, keys, slots, deadline_s))
+        return _run_now(self.perform_async(verb, keys, slots, deadline_s, outcomes, ranks=ranks))
 
-    async def perform_async(
-        self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef] = (), deadline_s: float = math.inf
+    async def perform_async(  # noqa: PLR0913 - the fields of a TierOp
+        self,
+        verb: Verb,
+        keys: Sequence[Key],
+        slots: Sequence[SlotRef] = (),
+        deadline_s: float = math.inf,
+        outcomes: list[Outcome] | None = None,
+        *,
+        ranks: Sequence[int] = (),
     ) -> OpResult:
         """Perform one operation on an event loop, as :meth:`perform` does. The task may be cancelled.
 
@@ -138,13 +162,16 @@ class Tier:
             raise EngineProtocolError(f"{verb.name} of {len(keys)} keys came with {len(slots)} slots", tier=self.name)
         if self.capabilities.read_only and verb in _CHANGING:
             return OpResult([_REFUSED] * len(keys))
-        do = {Verb.READ: self._read, Verb.WRITE: self._write, Verb.PROBE: self._probe, Verb.DELETE: self._delete}[verb]
+        do = {Verb.READ: self._read, Verb.PROBE: self._probe, Verb.DELETE: self._delete}
 
         async def attempt(indices: Sequence[int]) -> list[KeyResult]:
-            return await do([keys[i] for i in indices], [slots[i] for i in indices] if slots else [])
+            some, refs = [keys[i] for i in indices], [slots[i] for i in indices] if slots else []
+            if verb is Verb.WRITE:
+                return await self._write(some, refs, [ranks[i] for i in indices] if ranks else repeat(0, len(some)))
+            return await do[verb](some, refs)
 
         batch = self._read_batch if verb is Verb.READ else self.capabilities.preferred_batch
-        return await self._retrier.run(attempt, len(keys), batch, deadline_s)
+        return await self._retrier.run(attempt, len(keys), batch, deadline_s, outcomes)
 
     def close(self) -> None:
         """Close a blocking backend.
@@ -162,8 +189,12 @@ class Tier:
         """
         await self._verbs.close()
 
-    def scan_entries(self) -> list[tuple[Key, int]]:
-        """List the stored keys with the bytes of their frames. Only for a backend that declares ``scan``. Blocks.
+    def scan_entries(self) -> tuple[list[tuple[Key, int]], Sequence[int]]:
+        """List the stored keys with the bytes of their frames, in the order in which they are to be evicted.
+
+        And the written rank of each; empty if none is known.
+
+        Only for a backend that declares ``scan``. Blocks.
 
         Raises:
             BackendError: an entry is invalid.
@@ -172,10 +203,26 @@ class Tier:
         return checked_entries(cast("SupportsScan", self.backend).scan(), self.name)
 
     async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
+        if self._read_buffers is not None:
+            return await self._read_apart(keys, slots, self._read_buffers)
         requests = [ReadRequest(key, self._arena.slot(ref.slot)) for key, ref in zip(keys, slots, strict=True)]
         results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
         _release_views(request.buffer for request in requests)
         return [self._accept(key, ref, result) for key, ref, result in zip(keys, slots, results, strict=True)]
+
+    async def _read_apart(self, keys: Sequence[Key], slots: Sequence[SlotRef], pool: ReadBuffers) -> list[KeyResult]:
+        """Read to buffers, then copy to the slots. A cancelled call may still write: its buffers are dropped."""
+        buffers = [pool.take() for _ in keys]
+        requests = [ReadRequest(key, buffer.view) for key, buffer in zip(keys, buffers, strict=True)]
+        results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
+        for ref, buffer, result in zip(slots, buffers, results, strict=True):
+            if isinstance(result, int):
+                buffer.copy_to(self._arena.slot(ref.slot), result)
+        key_results = [self._accept(key, ref, result) for key, ref, result in zip(keys, slots, results, strict=True)]
+        del requests, results  # the traceback of an error may hold views
+        if sum(map(pool.release, buffers)) < len(buffers):
+            self._log_once("its backend keeps a buffer after the end of the call; the buffer is not used again")
+        return key_results
 
     def _accept(self, key: Key, ref: SlotRef, result: ReadResult | BaseException) -> KeyResult:
         if result is None:
@@ -183,8 +230,8 @@ class Tier:
         if isinstance(result, BaseException):
             return failed_result(result)
         try:
-            self._framer.decode_frame(self._arena.slot(ref.slot), result, key)
-        except UnreadableFrameError as error:
+            is_clear = self._framer.decode_frame(self._arena.slot(ref.slot), result, key)
+        except (UnreadableFrameError, ClearFrameError) as error:  # no quarantine: the storage is not at fault
             self._log_once(str(error))
             return failed_result(error)
         except CorruptFrameError as error:
@@ -192,7 +239,7 @@ class Tier:
             return failed_result(error)
         except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failed_result(error)
-        return KeyResult(Outcome(OutcomeKind.OK, result))
+        return KeyResult(Outcome(OutcomeKind.OK, result, is_clear=is_clear))
 
     def _quarantine(self, key: Key, reason: str) -> None:
         # Not on an event loop, which the call could block.
@@ -201,23 +248,23 @@ class Tier:
                 self.backend.quarantine(key, reason)
 
     def _log_once(self, why: str) -> None:
-        """Log a reason once: a missing encryption key or codec makes every chunk a miss."""
+        """Log a reason once: most make every chunk a miss, as a missing encryption key does."""
         if why not in self._logged_reasons and len(self._logged_reasons) < LOGGED_REASONS_MAX:
             self._logged_reasons.add(why)
             _log.warning("tier %s: %s", self.name, why)
 
-    async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
+    async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef], ranks: Iterable[int]) -> list[KeyResult]:
         key_results: dict[int, KeyResult] = {}
         requests: dict[int, WriteRequest] = {}
         staged: list[memoryview] = []
         try:
-            for index, (key, ref) in enumerate(zip(keys, slots, strict=True)):
+            for index, (key, ref, rank) in enumerate(zip(keys, slots, ranks, strict=True)):
                 try:
                     frame, staging = self._framer.encode_frame(self._arena.slot(ref.slot), key)
                 except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk stays in its tier
                     key_results[index] = failed_result(error)
                     continue
-                requests[index] = WriteRequest(key, frame.toreadonly())
+                requests[index] = WriteRequest(key, frame.toreadonly(), rank)
                 key_results[index] = KeyResult(Outcome(OutcomeKind.OK, len(frame)))  # unless an error replaces it
                 if staging is not None:
                     staged.append(staging)

@@ -1,0 +1,81 @@
+"""A tier whose writes fail while its reads succeed: it is read, and its writes are refused but for trials."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from dispatch_bench import KEYS, dispatching
+from tier_bench import Bench, compressible
+
+from tierkv.dispatch import TierLimits
+from tierkv.testing import faults
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+FAILED, REFUSED, OK = [OutcomeKind.FAILED], [OutcomeKind.REFUSED], [OutcomeKind.OK]
+LIMITS = TierLimits(breaker_failures=3, breaker_cooldown_s=10.0, trial_deadline_s=2.0)
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Log lines so far."""
+    return [record.message for record in caplog.records if record.name.startswith("tierkv.dispatch")]
+
+
+def test_reads_do_not_hide_that_writes_fail(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that turned read-only is known as such although each read in between succeeds, and is still read."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        assert dispatch.wait(dispatch.write(0, 0)) == [OK]
+        rule = bench.backend.add("write", faults.raise_error(lambda: OSError("read-only")))
+        for _ in range(3):
+            assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+            bench.fill(0, KEYS[0], compressible(0))
+            assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
+        assert dispatch.dispatcher.health()[0] == (True, False)
+        for _ in range(20):
+            assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
+        assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
+        assert dispatch.health() == [], "the tier itself stays in service"
+        assert lines_of(caplog) == ["tier files cannot be written at present: OSError: read-only"]
+
+        for _ in range(4):  # trials, one per cooldown; they never take the tier out of service
+            dispatch.clock.advance(10.0)
+            assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+            assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
+        assert dispatch.health() == []
+        assert len(lines_of(caplog)) == 1
+
+        bench.backend.rules.remove(rule)
+        dispatch.clock.advance(10.0)
+        assert dispatch.wait(dispatch.write(1, 1)) == [OK]
+        assert dispatch.wait(dispatch.write(2, 2)) == [OK]
+        assert dispatch.dispatcher.health()[0] == (True, True)
+        assert lines_of(caplog)[1:] == ["tier files can be written again"]
+
+
+def test_one_trial_at_a_time(bench: Bench) -> None:
+    """A tier that cannot write costs one write per cooldown, however many are offered."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        bench.backend.add("write", faults.raise_error(lambda: OSError("read-only")))
+        for _ in range(3):
+            dispatch.wait(dispatch.write(1, 1))
+            dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
+        dispatch.clock.advance(10.0)
+        outcomes = dispatch.wait(*[dispatch.write(number, number) for number in range(4)])
+        assert sorted(map(str, outcomes)) == sorted(map(str, [FAILED, REFUSED, REFUSED, REFUSED]))
+
+
+def test_a_tier_that_leaves_and_returns_is_logged_once_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator learns of an outage from the log, in two lines."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        caplog.set_level(logging.WARNING, "tierkv.dispatch")
+        rule = bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")))
+        dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)])
+        dispatch.wait_health(False)
+        assert dispatch.dispatcher.health()[0] == (False, False)
+        bench.backend.rules.remove(rule)
+        dispatch.clock.advance(10.0)
+        dispatch.wait_health(False, True)
+        assert lines_of(caplog) == [
+            "tier files is out of service: 3 operations in a row failed, the last with: OSError: gone",
+            "tier files is in service again: a trial was answered",
+        ]

@@ -1,0 +1,77 @@
+"""Private places: the functions with which backends create directories and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tierkv.abc.places import check_private_directory, make_private_directory, open_private
+from tierkv.errors import BackendError
+
+
+@pytest.fixture(autouse=True)
+def _open_umask() -> Iterator[None]:
+    """The umask that takes away nothing."""
+    umask = os.umask(0)
+    yield
+    os.umask(umask)
+
+
+def mode(path: Path) -> int:
+    """Permission bits."""
+    return path.stat().st_mode & 0o777
+
+
+def test_every_missing_parent_is_private(tmp_path: Path) -> None:
+    """``mkdir(parents=True)`` gives its mode to the last directory only."""
+    place = tmp_path / "a" / "b" / "c"
+    make_private_directory(place)
+    assert [mode(path) for path in (place, place.parent, place.parent.parent)] == [0o700] * 3
+
+
+def test_an_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
+    """A group may read a place on purpose; only a place that every user may change is refused."""
+    place = tmp_path / "place"
+    place.mkdir(0o775)
+    make_private_directory(place)
+    assert mode(place) == 0o775
+
+
+@pytest.mark.parametrize("function", [make_private_directory, check_private_directory])
+def test_a_place_that_every_user_may_change(tmp_path: Path, function: type) -> None:
+    """The error names the path, the command that mends it, and the option that chooses another path."""
+    place = tmp_path / "place"
+    place.mkdir(0o777)
+    with pytest.raises(BackendError, match=rf"every user may write in {place}.*`chmod o-w {place}`.*another `url`"):
+        function(place, "url")
+
+
+def test_a_place_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of a directory may replace its files, whatever their modes."""
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    if owner == 0:
+        check_private_directory(tmp_path)  # the system's own user may read and change everything anyway
+        os.chown(tmp_path, 12345, -1)
+    with pytest.raises(BackendError, match=rf"{tmp_path} belongs to the user with number .*`chown` it to {owner + 1}"):
+        check_private_directory(tmp_path)
+
+
+def test_a_missing_place_is_not_created_by_a_check(tmp_path: Path) -> None:
+    """``tierkv check`` changes nothing."""
+    with pytest.raises(FileNotFoundError):
+        check_private_directory(tmp_path / "place")
+    assert not (tmp_path / "place").exists()
+
+
+def test_files_are_private_and_not_inherited(tmp_path: Path) -> None:
+    """A child process gets no descriptor of a file of frames."""
+    with open(tmp_path / "frame", "wb", opener=open_private) as file:
+        file.write(b"frame")
+        assert not os.get_inheritable(file.fileno())
+    assert mode(tmp_path / "frame") == 0o600
+    with open(tmp_path / "frame", "rb", opener=open_private) as file:
+        assert file.read() == b"frame"

@@ -1,0 +1,73 @@
+"""Private places: directories and files that only the user of this process can read and change.
+
+Frames are protected by checksums, not by signatures: a user who can replace stored files decides what a tier serves. So
+a backend that keeps frames in files creates them with these functions, and refuses a place that others can change.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from tierkv.errors import BackendError
+
+_ROOT_USER = 0
+
+
+def make_private_directory(path: Path, option: str = "path") -> None:
+    """Create a directory, and the parents that it lacks, with mode 0700; an existing one is checked and kept as it is.
+
+    May be called on any thread.
+
+    Args:
+        path: of the directory.
+        option: name of the tier's option that gives the path, for the error.
+
+    Raises:
+        BackendError: as :func:`check_private_directory`.
+        OSError: it cannot be created.
+    """
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        missing.mkdir(0o700, exist_ok=True)
+    check_private_directory(path, option)
+
+
+def check_private_directory(path: Path, option: str = "path") -> None:
+    """Check that no other user can replace the files in an existing directory. Changes nothing. On any thread.
+
+    Args:
+        path: of the directory.
+        option: name of the tier's option that gives the path, for the error.
+
+    Raises:
+        BackendError: another user owns it, or every user may write in it. The message names the fix.
+        OSError: it does not exist, or cannot be read.
+    """
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), _ROOT_USER):
+        raise BackendError(
+            f"{path} belongs to the user with number {status.st_uid}, who could change stored frames: "
+            f"`chown` it to {os.geteuid()}, or choose another `{option}`"
+        )
+    if status.st_mode & stat.S_IWOTH:
+        raise BackendError(
+            f"every user may write in {path}, and could change stored frames: `chmod o-w {path}`, "
+            f"or choose another `{option}`"
+        )
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file, created with mode 0600: the ``opener`` of :func:`open`. May be called on any thread.
+
+    Args:
+        path: of the file.
+        flags: as of :func:`os.open`.
+
+    Returns:
+        The file descriptor.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
