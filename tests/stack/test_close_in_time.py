@@ -1,4 +1,4 @@
-"""Close of a stack whose tier hangs or fails: it ends in time, and everything else is released."""
+"""Close of a stack whose tier or copy hangs or fails: it ends in time, and everything else is released."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tierkv.dispatch.runtime import Runtime
 from tierkv.stack.core import CLOSE_GRACE_S
 from tierkv.stack.stack import Stack
 from tierkv.testing.faults import hang_until
+from tierkv.worker.pages import HostPages
 
-TIMEOUT_S = 7.0
+TIMEOUT_S, PATIENCE_S = 7.0, 60.0
 
 
 class EngineClock:
@@ -83,3 +84,29 @@ def test_a_release_that_fails_keeps_no_other_from_being_made(tmp_path: Path, mon
     with pytest.raises(RuntimeError, match="this release fails"):
         stack.close(TIMEOUT_S)
     assert made == ["changes", "arena"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_close_with_a_hung_copy_ends_within_its_time(
+    tmp_path: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy that hangs, as on a GPU that was lost, kept the close for ever: the engine was killed instead."""
+    clock, released = EngineClock(), threading.Event()
+    disk = {"backend": "disk", "path": str(tmp_path), "capacity": "8MiB", "min_free_bytes": 0}
+    runtime = Runtime(clock=clock, engine_sleep=clock.sleep)
+    config, spec = worker_ranks.config_of(tiers=[disk]), worker_ranks.spec_of(num_workers)
+    stack = tierkv.open_stack(config, spec, runtime=runtime)
+    gather = HostPages.gather
+
+    def hang(*arguments: Any) -> None:
+        assert released.wait(PATIENCE_S)
+        gather(*arguments)
+
+    monkeypatch.setattr(HostPages, "gather", hang)
+    driver = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker) for worker in stack.workers])
+    driver.begin_store(driver.request(range(64)), [1, 2, 3, 4])
+    began_s = clock.now_s
+    assert not stack.close(TIMEOUT_S), "chunks that were not copied are no success"
+    assert TIMEOUT_S <= clock.now_s - began_s <= TIMEOUT_S + CLOSE_GRACE_S
+    assert len([record for record in caplog.records if "are abandoned" in record.getMessage()]) == num_workers
+    released.set()

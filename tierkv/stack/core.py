@@ -22,9 +22,9 @@ VALIDATE = "TIERKV_VALIDATE"
 GRACE_S = 1.0
 """Seconds that each part that is released may take beyond the time of a close."""
 
-CLOSE_GRACE_S = 6 * GRACE_S
-"""Seconds that a close may take beyond its time: calls of tiers, their backends, the event loop, the copy threads,
-observers and the record have ``GRACE_S`` each."""
+CLOSE_GRACE_S = 7 * GRACE_S
+"""Seconds that a close may take beyond its time: copies of the workers, calls of tiers, their backends, the event loop,
+the copy threads, observers and the record have ``GRACE_S`` each."""
 
 _POLL_S = 0.001
 
@@ -111,19 +111,19 @@ class StackCore:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def flush(self, timeout_s: float, collect_reports: Callable[[], None]) -> bool:
+    def flush(self, timeout_s: float, collect_reports: Callable[[float], object]) -> bool:
         """Write every pending chunk to the tiers below. Not for the engine's step path: it waits.
 
         Args:
             timeout_s: seconds to wait.
-            collect_reports: takes in the reports of workers; called first, within the same time.
+            collect_reports: takes in the reports of workers; called first, with the seconds that it may take.
 
         Returns:
             Whether all chunks were written in time, and none was dropped or failed meanwhile.
         """
         counters = self.wiring.counters
         deadline_s, lost = self._clock() + timeout_s, counters.lost_below
-        collect_reports()
+        collect_reports(timeout_s)
         self._manager.flush()
         while True:
             self._take_in()
@@ -137,8 +137,7 @@ class StackCore:
     def close(self, timeout_s: float, write_back: Callable[[float], bool]) -> bool:
         """Write everything back, then release threads, files and memory. Idempotent.
 
-        It ends within ``timeout_s`` and :data:`CLOSE_GRACE_S`, unless a worker's copy hangs. A release that fails keeps
-        no other from being made.
+        It ends within ``timeout_s`` and :data:`CLOSE_GRACE_S`. A release that fails keeps no other from being made.
 
         Args:
             timeout_s: seconds for everything together.
@@ -172,4 +171,4 @@ class StackCore:
         releases.callback(wiring.changes.close)
         releases.callback(lambda: self._dispatcher.close(left_s(0.0)))
         for worker in wiring.workers:
-            releases.callback(worker.shutdown)
+            releases.callback(lambda worker: worker.shutdown(left_s(GRACE_S / len(wiring.workers))), worker)

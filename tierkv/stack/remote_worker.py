@@ -20,7 +20,7 @@ from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach_arena
 from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.completion_flags import RankFlags
-from tierkv.worker.worker import Worker
+from tierkv.worker.worker import SHUTDOWN_S, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,12 @@ class ProcessWorker:
     """Return the transfers that have ended since the last call."""
     wait: Callable[[Iterable[int]], None]
     """Submit queued stores among these jobs, and wait until all of them have ended."""
-    drain: Callable[[], None]
-    """Submit queued stores and wait until all jobs have ended, so that no accepted job is lost."""
-    shutdown: Callable[[], None]
-    """Drop queued stores and wait until running copies have ended. Idempotent."""
+    drain: Callable[..., bool]
+    """Submit queued stores and wait until all jobs have ended, so that no accepted job is lost; optionally within
+    seconds. Returns whether all have ended."""
+    shutdown: Callable[..., bool]
+    """Drop queued stores and wait, within seconds, until running copies have ended. Idempotent. Returns whether they
+    have."""
 
     def __init__(self, setup: WorkerSetup, arena: HostArena) -> None:
         self._arena = arena
@@ -130,10 +132,14 @@ class ProcessWorker:
         if self._flags is not None:
             self._flags.set_ended(number)
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Shut down, then release threads and memory. Call ``drain`` first to lose no store. Idempotent."""
-        self.shutdown()
-        self._pool.close(timeout_s)
+    def close(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Shut down, then release threads and memory. Call ``drain`` first to lose no store. Idempotent.
+
+        Args:
+            timeout_s: seconds. A copy that runs longer is abandoned on its thread, with the memory that it uses.
+        """
+        has_ended = self.shutdown(timeout_s)
+        self._pool.close(timeout_s if has_ended else 0.0)
         self._arena.close()
         if self._flags is not None:
             self._flags.close()

@@ -290,9 +290,14 @@ class Stack:
         """
         return self._core.flush(timeout_s, self._collect_reports)
 
-    def _collect_reports(self) -> None:
-        for worker in self.workers:
-            worker.drain()
+    def _drain_workers(self, timeout_s: float) -> bool:
+        """Wait for the workers' copies. Returns whether all have ended in time."""
+        deadline_s = self._clock() + timeout_s
+        late = [worker for worker in self.workers if not worker.drain(max(0.0, deadline_s - self._clock()))]
+        return not late
+
+    def _collect_reports(self, timeout_s: float) -> None:
+        self._drain_workers(timeout_s)
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         report = self.update_connector_output(output)
         self._scheduler.end_stores()
@@ -304,7 +309,7 @@ class Stack:
         Workers in other processes get no further instructions. To lose nothing, such an engine steps and hands in their
         reports until :meth:`has_pending_work` is false.
 
-        It ends within ``timeout_s`` and 6 seconds, however many tiers hang.
+        It ends within ``timeout_s`` and 7 seconds, however many tiers, or copies of workers in this process, hang.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
@@ -312,8 +317,10 @@ class Stack:
         return self._core.close(timeout_s, self._write_back)
 
     def _write_back(self, timeout_s: float) -> bool:
-        self._take_last_step()
-        return self.flush(timeout_s) and not self._scheduler.has_transfers
+        deadline_s = self._clock() + timeout_s
+        if self._drain_workers(timeout_s):  # otherwise a step could wait for a copy that hangs
+            self._take_last_step()
+        return self.flush(max(0.0, deadline_s - self._clock())) and not self._scheduler.has_transfers
 
     def _take_last_step(self) -> None:
         """Hand out the stores of ended requests that were meant for the next step's instructions."""

@@ -364,7 +364,7 @@ class StagedStack:
         """
         return self._core.flush(timeout_s, self._collect_reports)
 
-    def _collect_reports(self) -> None:
+    def _collect_reports(self, _timeout_s: float) -> None:
         self._take_orphans()
         for job in self._jobs.take_flagged_stores():
             self._end_store(job, self._seals.seal_slots(_chunks(job)))
@@ -372,7 +372,7 @@ class StagedStack:
     def close(self, timeout_s: float = 30.0) -> bool:
         """Flush, then release threads, files and memory. Idempotent.
 
-        It ends within ``timeout_s`` and 6 seconds, however many tiers hang.
+        It ends within ``timeout_s`` and 7 seconds, however many tiers, or copies of workers in this process, hang.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.

@@ -278,7 +278,7 @@ def _workers(plan: StackPlan, arena: HostArena) -> tuple[tuple[Worker, ...], tup
         Worker(
             arena, plan.sealer, plan.geometry, pool.submit,
             rank=rank, verify_loads=plan.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
-            gpu_staging_bytes=host.gpu_staging,
+            sleep=runtime.engine_sleep, gpu_staging_bytes=host.gpu_staging,
         )
         for rank, pool in enumerate(pools)
     )  # fmt: skip

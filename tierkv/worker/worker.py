@@ -14,6 +14,7 @@ A failed transfer is a report, never an exception.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
@@ -31,8 +32,15 @@ from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
+_log = logging.getLogger(__name__)
+
 GPU_STAGING_BYTES = 128 << 20
 """Default of the device memory that stages chunks, in bytes."""
+
+SHUTDOWN_S = 30.0
+"""Seconds that a worker waits for running copies when it ends."""
+
+_POLL_S = 0.002
 
 _NOTHING = WorkerOutput()
 """Report of a worker without ended jobs, as in most steps."""
@@ -51,6 +59,7 @@ class Worker:
         clock: seconds, for the duration of copies.
         gpu_staging_bytes: device memory that stages chunks if the KV tensors are on a GPU.
         wait_for: waits until futures of ``submit`` are done.
+        sleep: waits on the worker's thread, in :meth:`drain` and :meth:`shutdown`.
         staged: whether the engine schedules itself; see :mod:`tierkv.worker.rank_slice`.
 
     Attributes:
@@ -73,6 +82,7 @@ class Worker:
         clock: Callable[[], float] = time.perf_counter,
         gpu_staging_bytes: int = GPU_STAGING_BYTES,
         wait_for: Wait = wait,
+        sleep: Callable[[float], None] = time.sleep,
         staged: bool = False,
     ) -> None:
         self.rank = rank
@@ -86,6 +96,7 @@ class Worker:
         self._submit = submit
         self._gpu_staging_bytes = gpu_staging_bytes
         self._wait_for = wait_for
+        self._sleep = sleep
         self._copies: Copies | None = None
         self._queued: dict[int, TransferJob] = {}
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
@@ -195,16 +206,50 @@ class Worker:
             if running is not None:
                 running[1].wait()
 
-    def drain(self) -> None:
-        """Submit queued stores and wait for all jobs, so that no accepted job is lost."""
-        self.wait([*self._queued, *self._running])
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Submit queued stores and wait for all jobs, so that no accepted job is lost.
 
-    def shutdown(self) -> None:
-        """Drop queued stores, wait for running copies. Idempotent."""
+        Args:
+            timeout_s: seconds; None: without bound.
+
+        Returns:
+            Whether all jobs have ended.
+        """
+        if timeout_s is None:
+            self.wait([*self._queued, *self._running])
+            return True
+        for job in self._queued.values():
+            self._start(job)
         self._queued.clear()
-        self.wait(list(self._running))
+        deadline_s = self._clock() + timeout_s
+        while not self._all_ended():
+            if self._clock() >= deadline_s:
+                return False
+            self._sleep(_POLL_S)
+        return True
+
+    def _all_ended(self) -> bool:
+        return all(transfer.done() for _, transfer in self._running.values())
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> bool:
+        """Drop queued stores, wait for running copies. Idempotent.
+
+        Args:
+            timeout_s: seconds. A copy that runs longer is abandoned on its thread, with the memory that it uses.
+
+        Returns:
+            Whether all copies have ended.
+        """
+        self._queued.clear()
+        if not self.drain(timeout_s):
+            _log.error(
+                "worker %d: %d transfers did not end within %g seconds, and are abandoned with their memory",
+                self.rank, sum(not transfer.done() for _, transfer in self._running.values()), timeout_s,
+            )  # fmt: skip
+            return False
         if self._copies is not None:
             self._copies.close()
+        return True
 
     def _start(self, job: TransferJob) -> None:
         if self._copies is None:
