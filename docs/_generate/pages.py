@@ -19,6 +19,7 @@ import api
 import behaviour
 import conformance
 import layers
+import logs_page
 import metrics_page
 import states
 
@@ -219,6 +220,11 @@ def metrics_reference() -> str:
     return f"{head('Metrics', 'tierkv/metrics/definitions.py')}\n{metrics_page.body()}"
 
 
+def logs_reference() -> str:
+    """``logs.md``."""
+    return f"{head('Log lines', 'tierkv/logs/definitions.py')}\n{logs_page.body()}"
+
+
 def states_page() -> str:
     """``states.md``."""
     return f"{head('States', 'the tables in chunk_state.py, request_state.py and stream_state.py')}\n{states.body()}"
@@ -239,6 +245,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "cli.md": cli_page,
     "behaviour.md": behaviour_page,
+    "logs.md": logs_reference,
     "metrics.md": metrics_reference,
     "states.md": states_page,
 }

@@ -9,16 +9,18 @@ from dispatch_bench import KEYS, dispatching
 from tier_bench import Bench, compressible
 
 from tierkv.dispatch import TierLimits
+from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
 FAILED, REFUSED, OK = [OutcomeKind.FAILED], [OutcomeKind.REFUSED], [OutcomeKind.OK]
+REASON = "3 operations in a row failed, the last with: OSError: gone"
 LIMITS = TierLimits(breaker_failures=3, breaker_cooldown_s=10.0, trial_deadline_s=2.0)
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Log lines so far."""
-    return [record.message for record in caplog.records if record.name.startswith("tierkv.dispatch")]
+    return [record.message for record in caplog.records if record.name == LOGGER]
 
 
 def test_reads_do_not_hide_that_writes_fail(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,21 +37,26 @@ def test_reads_do_not_hide_that_writes_fail(bench: Bench, caplog: pytest.LogCapt
             assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
         assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
         assert dispatch.health() == [], "the tier itself stays in service"
-        assert lines_of(caplog) == ["tier files cannot be written at present: OSError: read-only"]
+        assert [line.partition("event=")[2] for line in lines_of(caplog)] == [
+            'operation_failed tier=files verb=write chunks=1 reason="OSError: read-only" suppressed=0',
+            'tier_not_writable tier=files reason="OSError: read-only" suppressed=0',
+        ]
 
         for _ in range(4):  # trials, one per cooldown; they never take the tier out of service
             dispatch.clock.advance(10.0)
             assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
             assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
         assert dispatch.health() == []
-        assert len(lines_of(caplog)) == 1
+        assert len(lines_of(caplog)) == 2, "trials that fail are counted, not shown"
 
         bench.backend.rules.remove(rule)
         dispatch.clock.advance(10.0)
         assert dispatch.wait(dispatch.write(1, 1)) == [OK]
         assert dispatch.wait(dispatch.write(2, 2)) == [OK]
         assert dispatch.dispatcher.health()[0] == (True, True)
-        assert lines_of(caplog)[1:] == ["tier files can be written again"]
+        assert lines_of(caplog)[2:] == [
+            "tier can be written again: event=tier_writable tier=files seconds_out=50 suppressed=0"
+        ]
 
 
 def test_one_trial_at_a_time(bench: Bench) -> None:
@@ -67,7 +74,7 @@ def test_one_trial_at_a_time(bench: Bench) -> None:
 def test_a_tier_that_leaves_and_returns_is_logged_once_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """An operator learns of an outage from the log, in two lines."""
     with dispatching(bench, limits=LIMITS) as dispatch:
-        caplog.set_level(logging.WARNING, "tierkv.dispatch")
+        caplog.set_level(logging.WARNING, LOGGER)
         rule = bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")))
         dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)])
         dispatch.wait_health(False)
@@ -75,7 +82,8 @@ def test_a_tier_that_leaves_and_returns_is_logged_once_each(bench: Bench, caplog
         bench.backend.rules.remove(rule)
         dispatch.clock.advance(10.0)
         dispatch.wait_health(False, True)
-        assert lines_of(caplog) == [
-            "tier files is out of service: 3 operations in a row failed, the last with: OSError: gone",
-            "tier files is in service again: a trial was answered",
+        assert [line.partition("event=")[2] for line in lines_of(caplog)] == [
+            'operation_failed tier=files verb=probe chunks=1 reason="OSError: gone" suppressed=0',
+            f'tier_out_of_service tier=files reason="{REASON}" suppressed=0',
+            'tier_in_service tier=files reason="a trial was answered" seconds_out=10 suppressed=0',
         ]

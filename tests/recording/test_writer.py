@@ -129,7 +129,7 @@ def test_a_failing_disk_costs_entries_and_nothing_else(tmp_path: Path, caplog: p
         thread.runner.step()
     writer.put([line(6)])
     assert writer.dropped >= 6
-    assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1
+    assert len([record for record in caplog.records if "the record cannot be written" in record.message]) == 1
     folder.mkdir()
     thread.runner.step()
     writer.close(10)

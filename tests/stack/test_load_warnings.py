@@ -9,45 +9,52 @@ from pathlib import Path
 import pytest
 from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
+from tierkv.logs.stack_log import INTERVAL_S, StackLog
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.lookup.read_ahead import CREDIT_CHUNKS
-from tierkv.stack.load_warnings import WARNING_INTERVAL_S, LoadWarnings
+from tierkv.stack.load_warnings import LoadWarnings
 from tierkv.testing.faults import hang_until
+from tierkv.testing.manual_clock import ManualClock
 
 Expected = Callable[..., list[list[int]]]
 
 
 def test_late_lookups_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A hung tier makes every lookup late: one line a minute names a request, and counts the others."""
-    counters = CoreCounters()
-    warnings = LoadWarnings(counters)
-    warnings.answered("none", 0, 0.0)
+    counters, clock = CoreCounters(), ManualClock()
+    warnings = LoadWarnings(counters, StackLog(clock))
+    warnings.answered("none", 0)
     assert not caplog.records
     for number in range(5):
         counters.deadlines_expired += 1
-        warnings.answered(f"r{number}", number, float(number))
+        warnings.answered(f"r{number}", number)
+        clock.advance(1.0)
     counters.deadlines_expired += 1
-    warnings.answered("r5", 5, WARNING_INTERVAL_S)
-    assert ["'r0' was late" in record.getMessage() for record in caplog.records] == [True, False]
-    assert caplog.records[1].getMessage().endswith("(4 more since the previous one)")
+    clock.advance(INTERVAL_S)
+    warnings.answered("r5", 5)
+    assert [record.getMessage().partition("event=")[2] for record in caplog.records] == [
+        "lookup_late request=r0 suppressed=0",
+        "lookup_late request=r5 suppressed=4",
+    ]
 
 
 def test_the_end_of_reading_ahead_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """It stops when too many reads were for nothing: one line when it stops, and again after it went on."""
-    counters = CoreCounters()
-    warnings = LoadWarnings(counters)
+    counters, clock = CoreCounters(), ManualClock()
+    warnings = LoadWarnings(counters, StackLog(clock))
     counters.chunks_read_in_vain = 1
-    warnings.answered("a", 0, 0.0)
+    warnings.answered("a", 0)
     assert not caplog.records
-    for now_s in (1.0, 2.0):
+    for _ in range(2):
         counters.chunks_read_in_vain += CREDIT_CHUNKS
-        warnings.answered("a", 0, now_s)
+        warnings.answered("a", 0)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["reading ahead has stopped"]
     counters.promotions["disk"] = 10_000
     counters.chunks_read_in_vain += 1
-    warnings.answered("a", 0, 3.0)
+    warnings.answered("a", 0)
     counters.chunks_read_in_vain = 10_000
-    warnings.answered("a", 0, WARNING_INTERVAL_S + 2.0)
+    clock.advance(INTERVAL_S)
+    warnings.answered("a", 0)
     assert len(caplog.records) == 2
 
 
@@ -68,7 +75,7 @@ def test_a_stack_logs_a_late_lookup(
             faults.last.add("read_into", hang_until(release))
             assert serve(stack, prompts) == expected(prompts)
             assert stack.metrics.counters.deadlines_expired > 0
-            assert sum("was late" in record.getMessage() for record in caplog.records) == 1
+            assert sum("event=lookup_late" in record.getMessage() for record in caplog.records) == 1
             release.set()
     finally:
         release.set()

@@ -86,7 +86,7 @@ def test_a_stack_opens_without_a_tier_that_hangs(
             assert stack.close()
     assert loaded >= 112
     (first, _) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "tier 'slow'" in first.getMessage()
+    assert "event=tier_left_out tier=slow" in first.getMessage()
     assert "open_deadline_s" in first.getMessage()
     hanging.release()
     assert hanging.closed.wait(PATIENCE_S), "the backend that was opened late keeps its lock"
@@ -125,7 +125,7 @@ def test_a_stack_opens_without_a_tier_that_is_in_use(
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert set(stack.tiers.names) == {"disk", "objects"}
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "without tier 'disk'" in record.getMessage()
+    assert "event=tier_left_out tier=disk" in record.getMessage()
     assert "required = true" in record.getMessage()
     required = {**config, "tiers": [{**config["tiers"][0], "required": True}]}
     with opened(required), pytest.raises(BackendUnavailableError, match="in use"), opened(required):

@@ -62,7 +62,7 @@ def test_a_late_write_changes_no_slot(
     assert [bench.payload(4 + number, key) for number, key in enumerate(KEYS)] == [*map(compressible, range(4))]
     assert len(late.kept) == 4
     (record,) = caplog.records
-    assert "keeps a buffer after the end of the call" in record.getMessage()
+    assert "event=buffer_kept tier=files" in record.getMessage()
 
 
 def test_into_slots_a_late_write_goes_through(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,6 +340,16 @@ class RecordConfig(_Model):
     )
 
 
+class LogConfig(_Model):
+    """Log lines of the stack, at the logger `tierkv.stack`."""
+
+    interval_s: Seconds = Field(
+        default=60.0,
+        description="Shortest time in seconds between two lines about one event of one tier. The second one has the "
+        "number of events between them.",
+    )
+
+
 class StackConfig(_Model):
     """A whole stack."""
 
@@ -356,6 +366,7 @@ class StackConfig(_Model):
     store: StoreConfig = Field(default_factory=StoreConfig)
     events: EventsConfig = Field(default_factory=EventsConfig)
     record: RecordConfig = Field(default_factory=RecordConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
 
     @field_validator("tiers")
     @classmethod

@@ -20,7 +20,6 @@ from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.dispatch.stats import DispatchStats
 from tierkv.dispatch.ticket import Ticket, TicketResult
 from tierkv.dispatch.tier_state import TierLimits, TierState
-from tierkv.dispatch.write_gate import log_service
 from tierkv.metrics.watched import TierCondition
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
@@ -122,7 +121,7 @@ class Dispatcher:
             return []
         for state in self._detaching:
             if not state.close_began and (not state.is_busy or self._clock() >= (state.detach_by_s or 0.0)):
-                self._close_backend(state)
+                state.close_backend()
         detached = [state for state in self._detaching if state.has_detached]
         for state in detached:
             self._detaching.remove(state)
@@ -138,6 +137,7 @@ class Dispatcher:
             self._refuse(op, why)
         elif not self._offer(state, Ticket(op, now_s)):
             self._refuse(op, f"{state.limits.queue_ops_max} operations wait for the tier already")
+            state.failures.queue_is_full(op)
         elif op.verb is Verb.WRITE:
             state.writes_in_flight += 1
             state.writes.submitted(op.op_id, now_s)
@@ -224,7 +224,7 @@ class Dispatcher:
         self._wait(lambda: not any(lane.running_calls() for lane in lanes), deadline_s)
         self._report_running()
         for state in states:
-            self._close_backend(state)
+            state.close_backend()
         self._wait(lambda: not any(lane.is_closing() for lane in lanes), deadline_s)
         self._abandoned = sum(lane.running_calls() + lane.is_closing() for lane in lanes)
         for state in states:
@@ -243,15 +243,10 @@ class Dispatcher:
             self._loop = start_loop(self._spawn)
         return AsyncLane(tier, concurrency, limits.queue_ops_max, self._done, self._loop[0])
 
-    @staticmethod
-    def _close_backend(state: TierState) -> None:
-        if not state.close_began:
-            state.close_began = True
-            state.lane.close_backend()
-
     def _record_close_error(self, state: TierState) -> None:
-        if state.lane.close_error:
-            self.close_errors.append(f"{state.lane.tier.name}: {state.lane.close_error}")
+        if error := state.lane.close_error:
+            self.close_errors.append(f"{state.lane.tier.name}: {error}")
+            state.failures.not_closed(error)
 
     def _offer(self, state: TierState, ticket: Ticket) -> bool:
         """Queue a ticket and watch its deadline; False if the queue is full."""
@@ -264,8 +259,7 @@ class Dispatcher:
 
     def _refuse(self, op: TierOp, why: str) -> None:
         self._tier_states[op.tier].stats.refused += len(op.keys)
-        refused = Outcome(OutcomeKind.REFUSED, error=why)
-        self._outbox.append(Completion(op.op_id, (refused,) * len(op.keys)))
+        self._outbox.append(Completion(op.op_id, (Outcome(OutcomeKind.REFUSED, error=why),) * len(op.keys)))
 
     def _collect(self, keys_max: float, now_s: float) -> None:
         """Take finished tickets from the lanes, until they have ``keys_max`` keys or more."""
@@ -286,6 +280,8 @@ class Dispatcher:
                 self._finish(state, ticket, (TIMED_OUT,) * len(ticket.op.keys), now_s)
                 continue
             state.stats.count_outcomes(ticket.op.verb, result.tally)
+            if result.tally.faults or result.tally.clear:
+                state.failures.ended(ticket.op.verb, result.tally)
             self._finish(state, ticket, ticket.reported(result.outcomes), now_s)
             if result.tally.answered or not ticket.op.keys:
                 state.succeeded(ticket, now_s)
@@ -306,8 +302,8 @@ class Dispatcher:
             if ticket.is_trial:
                 self._end_trial(state, now_s, None)
                 continue
-            state.stats.timed_out += len(op.keys)
             elapsed_s = now_s - ticket.submitted_s
+            state.missed(op, elapsed_s)
             self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s))
             if is_over:
                 self._count_ended(state, ticket)
@@ -366,7 +362,7 @@ class Dispatcher:
 
     def _report_health(self, state: TierState, reason: str, *, usable: bool) -> None:
         self._outbox.append(TierHealth(state.index, usable, reason))
-        log_service(state.lane.tier.name, reason, usable=usable)
+        state.failures.service_changed(reason, self._clock(), usable=usable)
 
     def _refuse_waiting(self, state: TierState, keys_max: int) -> None:
         while state.not_started and keys_max > 0:
@@ -392,9 +388,8 @@ class Dispatcher:
             ticket.deadline_reported = True
             if not ticket.is_trial:
                 self._tier_states[ticket.op.tier].stats.timed_out += len(ticket.op.keys)
-                timed_out = (TIMED_OUT,) * len(ticket.op.keys)
-                elapsed_s = now_s - ticket.submitted_s
-                self._outbox.append(Completion(ticket.op.op_id, timed_out, ended=False, elapsed_s=elapsed_s))
+                outcomes, elapsed_s = (TIMED_OUT,) * len(ticket.op.keys), now_s - ticket.submitted_s
+                self._outbox.append(Completion(ticket.op.op_id, outcomes, ended=False, elapsed_s=elapsed_s))
 
     def _wait(self, condition: Callable[[], bool], deadline_s: float) -> None:
         wait_until(condition, max(self._close_grace_s, deadline_s - self._clock()), self._clock, self._engine_sleep)

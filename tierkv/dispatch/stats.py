@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
@@ -84,6 +85,15 @@ def io_histograms() -> dict[Verb, Histogram]:
     return {Verb.READ: Histogram(READ_SECONDS.buckets), Verb.WRITE: Histogram(WRITE_SECONDS.buckets)}
 
 
+FAULTS = frozenset(
+    {OutcomeKind.CORRUPT, OutcomeKind.UNREADABLE, OutcomeKind.FAILED, OutcomeKind.NO_SPACE, OutcomeKind.TIMED_OUT}
+)
+"""Outcomes that are logged. A refusal was decided here, and its cause is logged."""
+
+NO_FAULTS: Mapping[OutcomeKind, tuple[int, str]] = MappingProxyType({})
+"""Faults of an operation without any."""
+
+
 class Tally(NamedTuple):
     """Counts of the outcomes of one operation. Made on I/O threads: the engine's thread only adds a few numbers."""
 
@@ -98,14 +108,25 @@ class Tally(NamedTuple):
     no_space: int
     timed_out: int
     refused: int
+    faults: Mapping[OutcomeKind, tuple[int, str]] = NO_FAULTS
+    """Per kind of fault: number of keys and the first error. Frames in the clear are not among them."""
+    clear_reason: str = ""
+    """First error of a frame in the clear; empty if there was none, or if such frames are accepted."""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Tally:
         """Count the outcomes of one operation."""
         counts = dict.fromkeys(OutcomeKind, 0)
         frame_bytes = clear = 0
+        faults: dict[OutcomeKind, tuple[int, str]] = {}
+        clear_reason = ""
         for outcome in outcomes:
             counts[outcome.kind] += 1
+            if outcome.is_clear:
+                clear_reason = clear_reason or outcome.error
+            elif outcome.kind in FAULTS:
+                count, reason = faults.get(outcome.kind, (0, outcome.error))
+                faults[outcome.kind] = (count + 1, reason)
             frame_bytes += outcome.frame_bytes
             clear += outcome.is_clear
         answered = sum(counts.values()) > counts[OutcomeKind.FAILED] + counts[OutcomeKind.TIMED_OUT]
@@ -119,4 +140,6 @@ class Tally(NamedTuple):
             counts[OutcomeKind.NO_SPACE],
             counts[OutcomeKind.TIMED_OUT],
             counts[OutcomeKind.REFUSED],
+            faults or NO_FAULTS,
+            clear_reason,
         )

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.breaker import Breaker
+from tierkv.dispatch.failure_log import FailureLog
 from tierkv.dispatch.lane import Lane
 from tierkv.dispatch.spawn import Handle
 from tierkv.dispatch.stats import TierStats, io_histograms
@@ -66,6 +67,8 @@ class TierState:
     """Refuses operations while the tier is unusable."""
     writes: WriteGate = field(init=False)
     """Refuses writes while they fail, also if reads succeed."""
+    failures: FailureLog = field(init=False)
+    """Logs its failures and its service."""
     stats: TierStats = field(default_factory=TierStats)
     """Its counters."""
     seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
@@ -87,8 +90,10 @@ class TierState:
 
     def __post_init__(self) -> None:
         """Close both breakers."""
-        bounds = (self.lane.tier.name, self.limits.breaker_failures, self.limits.breaker_cooldown_s)
-        self.breaker, self.writes = Breaker(*bounds), WriteGate(*bounds)
+        tier = self.lane.tier
+        bounds = (tier.name, self.limits.breaker_failures, self.limits.breaker_cooldown_s)
+        self.breaker, self.writes = Breaker(*bounds), WriteGate(*bounds, tier.log)
+        self.failures = FailureLog(tier.name, tier.log)
 
     def refusal(self, verb: Verb, now_s: float) -> str:
         """Return why an operation is refused at present; empty if it may be queued."""
@@ -117,6 +122,17 @@ class TierState:
             self.breaker.succeeded(now_s)
         if op.verb is Verb.WRITE:
             self.writes.ended(op.op_id, now_s)
+
+    def close_backend(self) -> None:
+        """Begin to close the backend, unless that has begun."""
+        if not self.close_began:
+            self.close_began = True
+            self.lane.close_backend()
+
+    def missed(self, op: TierOp, elapsed_s: float) -> None:
+        """Count and log an operation that did not end within its deadline, ``elapsed_s`` after its submission."""
+        self.stats.timed_out += len(op.keys)
+        self.failures.missed(op, elapsed_s)
 
     def failed(self, op: TierOp, now_s: float, why: str) -> str:
         """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""

@@ -6,11 +6,9 @@ by a breaker of their own. Used on the engine's thread alone; no method waits.
 
 from __future__ import annotations
 
-import logging
-
 from tierkv.dispatch.breaker import Breaker
-
-_log = logging.getLogger(__name__)
+from tierkv.logs.definitions import TIER_NOT_WRITABLE, TIER_WRITABLE
+from tierkv.logs.stack_log import StackLog
 
 
 class WriteGate:
@@ -20,10 +18,13 @@ class WriteGate:
         tier: name of the tier.
         failures_max: failed writes in a row that close the gate.
         cooldown_s: seconds from the closing to the first trial, and between trials.
+        log: receives a line when the gate closes, and when it opens.
     """
 
-    def __init__(self, tier: str, failures_max: int, cooldown_s: float) -> None:
+    def __init__(self, tier: str, failures_max: int, cooldown_s: float, log: StackLog) -> None:
         self._tier = tier
+        self._log = log
+        self._closed_s = 0.0
         self._breaker = Breaker(tier, failures_max, cooldown_s)
         self._trial: int | None = None
 
@@ -43,7 +44,7 @@ class WriteGate:
             self._breaker.trial_began(now_s)
 
     def ended(self, op_id: int, now_s: float, failure: str = "") -> bool:
-        """A write ended; ``failure`` is empty if it was answered. Logs once when the gate closes and when it opens.
+        """A write ended; ``failure`` is empty if it was answered.
 
         Returns:
             Whether the gate was open before.
@@ -57,12 +58,8 @@ class WriteGate:
         else:
             self._breaker.succeeded(now_s)
         if was_open and not self._breaker.usable:
-            _log.warning("tier %s cannot be written at present: %s", self._tier, failure)
+            self._closed_s = now_s
+            self._log.report(TIER_NOT_WRITABLE, tier=self._tier, reason=failure)
         elif self._breaker.usable and not was_open:
-            _log.warning("tier %s can be written again", self._tier)
+            self._log.report(TIER_WRITABLE, tier=self._tier, seconds_out=now_s - self._closed_s)
         return was_open
-
-
-def log_service(tier: str, reason: str, *, usable: bool) -> None:
-    """Log that a tier has left service, or is in service again."""
-    _log.warning("tier %s is %s: %s", tier, "in service again" if usable else "out of service", reason)

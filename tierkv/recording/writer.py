@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import queue
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ from typing import BinaryIO
 
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.errors import ConfigError
+from tierkv.logs.definitions import RECORD_NOT_WRITTEN
+from tierkv.logs.stack_log import StackLog
 from tierkv.recording.entries import Entry, short_key
-
-_log = logging.getLogger(__name__)
 
 ENTRIES_MAX = 65_536
 """Pending entries at most, where the disk is slow; further ones are dropped and counted."""
@@ -38,6 +37,7 @@ class RecordWriter:
         clock, engine_sleep: for :meth:`close`.
         entries_max: pending entries at most.
         spawn: starts the thread.
+        log: log of the stack; one of its own if left out.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -54,6 +54,7 @@ class RecordWriter:
         engine_sleep: Callable[[float], None],
         entries_max: int = ENTRIES_MAX,
         spawn: Spawn = start_thread,
+        log: StackLog | None = None,
     ) -> None:
         self.dropped = 0
         """Entries that were not written, for any reason."""
@@ -67,7 +68,7 @@ class RecordWriter:
         self._put = self._taken = self._lost = self._unnoted = self._failed = 0
         self._batches: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
         self._file: BinaryIO | None = None
-        self._warned = False
+        self._log = log or StackLog(clock)
         self.done = False
         try:
             self._open()
@@ -128,9 +129,7 @@ class RecordWriter:
         except OSError as error:
             self._failed += len(entries)
             self._close_file()
-            if not self._warned:
-                self._warned = True
-                _log.warning("the record %s cannot be written at present: %s", self._path, error)
+            self._log.report(RECORD_NOT_WRITTEN, path=self._path, reason=error)
         self._taken += len(entries)
         return True
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
+from tierkv.stack.counter_watch import INTERVAL_S, CounterWatch
 from tierkv.stack.journal import StepJournal
 from tierkv.stack.views.events import StackEvents
 from tierkv.stack.wiring import StackWiring
@@ -69,6 +70,8 @@ class StackCore:
         self.in_step = False
         """Whether a step has begun and not ended; only this class changes it."""
         self._closed_with: bool | None = None  # the answer of the first close
+        self._watch = CounterWatch(wiring.counters, wiring.log)
+        self._look_s = clock()  # of the next look at the counters
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -82,14 +85,17 @@ class StackCore:
             self._begin_scheduling(self._clock())
 
     def _take_in(self) -> None:
-        manager = self._manager
-        manager.begin_step(self._clock())
+        manager, now_s = self._manager, self._clock()
+        manager.begin_step(now_s)
         for completion in self._dispatcher.drain(self._completions.left):
             self._completions.take(completion.num_keys)
             if self._is_recorded:
                 self._journal.completion(completion)
             manager.on_completion(completion)
         self.wiring.changes.apply()
+        if now_s >= self._look_s:
+            self._look_s = now_s + INTERVAL_S
+            self._watch.look()
 
     def end_step(self) -> None:
         """Submit the step's instructions; the next call of the engine begins a new step."""
@@ -148,11 +154,17 @@ class StackCore:
         """
         if self._closed_with is None:
             self._closed_with = False
-            deadline_s = self._clock() + timeout_s
+            began_s, began = self._clock(), self._watch.written_and_lost()
+            deadline_s = began_s + timeout_s
             with contextlib.ExitStack() as releases:
+                releases.callback(lambda: self._log_end(began_s, began))
                 self._add_releases(releases, deadline_s)
                 self._closed_with = write_back(timeout_s)
         return self._closed_with
+
+    def _log_end(self, began_s: float, began: tuple[int, int]) -> None:
+        abandoned, seconds = self._dispatcher.close(0.0), self._clock() - began_s
+        self._watch.closed(began, abandoned, seconds, complete=self._closed_with is True)
 
     def _add_releases(self, releases: contextlib.ExitStack, deadline_s: float) -> None:
         """Add the releases, the last one first."""

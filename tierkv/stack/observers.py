@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
+from tierkv.logs.definitions import OBSERVER_FAILED
+from tierkv.logs.stack_log import StackLog
 from tierkv.types.cache_events import CacheEvent
 
 _log = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ class Observers:
         call: passes one batch to every observer; None if there is none.
         submit: runs a function on a framework thread, in order of submission.
         pending_max: batches that may be pending.
+        log: log of the stack; one of its own if left out.
     """
 
     def __init__(
@@ -28,7 +31,9 @@ class Observers:
         call: Callable[[Sequence[CacheEvent]], object] | None,
         submit: Callable[[Callable[[], None]], Future[None]] | None,
         pending_max: int = PENDING_BATCHES_MAX,
+        log: StackLog | None = None,
     ) -> None:
+        self._log = log or StackLog()
         self.dropped_batches = 0
         self.failed_batches = 0
         self._call = call
@@ -48,6 +53,7 @@ class Observers:
         self._pending = [future for future in self._pending if not future.done()]
         if len(self._pending) >= self._pending_max:
             self.dropped_batches += 1
+            self._log.report(OBSERVER_FAILED, kind="slow", batches=1, reason=f"{self._pending_max} batches wait")
             return
         batch = tuple(events)
         self._pending.append(self._submit(lambda: self._deliver(batch)))
@@ -60,7 +66,8 @@ class Observers:
         try:
             if self._call is not None:
                 self._call(batch)
-        except Exception:  # noqa: BLE001 - see below
+        except Exception as error:  # noqa: BLE001 - see below
             # An observer is plugin code: its error is counted and logged, and goes no further (hook contract).
             self.failed_batches += 1
-            _log.exception("an observer of cache events failed")
+            self._log.report(OBSERVER_FAILED, kind="failed", batches=1, reason=f"{type(error).__name__}: {error}")
+            _log.debug("an observer of cache events failed", exc_info=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.config.schema import StackConfig, StoreConfig
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
+from tierkv.logs.definitions import EVENTS_UNDESCRIBED, HINT_IGNORED, LogEvent
+from tierkv.logs.stack_log import StackLog
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.recording.recorder import Recorder
@@ -47,8 +48,6 @@ from tierkv.worker.rank_reports import RankReports
 from tierkv.worker.staged_seals import StagedSeals
 
 __all__ = ["namespace_of", "open_stack", "open_staged_stack"]
-
-_log = logging.getLogger(__name__)
 
 
 def open_stack(
@@ -90,7 +89,7 @@ def open_stack(
             counters=plan.counters,
             reserved_chunks_max=reserved_chunks_max(plan, opened),
             step_keys_max=plan.config.step.keys_max,
-            warn=_log.warning,
+            warn=_reports(plan.log, HINT_IGNORED),
             block_events=block_events,
         )
         wiring = connect(plan, opened, core.manager, block_events)
@@ -150,7 +149,7 @@ def open_staged_stack(
             jobs=StagedJobs(flags),
             flags=flags,
             seals=StagedSeals(opened.arena, plan.sealer, plan.geometry),
-            hints=HintReader(lambda: manager.tier_names, plan.counters, _log.warning),
+            hints=HintReader(lambda: manager.tier_names, plan.counters, _reports(plan.log, HINT_IGNORED)),
             group_ids=ids,
             clock=plan.runtime.clock,
             sleep=plan.runtime.engine_sleep,
@@ -201,10 +200,15 @@ def _block_events(plan: StackPlan, *, described: bool) -> BlockEvents:
     return BlockEvents(
         plan.geometry,
         plan.counters,
-        _log.warning,
+        _reports(plan.log, EVENTS_UNDESCRIBED),
         active=events.enabled and described,
         snapshots_max=events.payloads_max,
     )
+
+
+def _reports(log: StackLog, event: LogEvent) -> Callable[[str], None]:
+    """Return a function that logs an event with the given reason; each reason has a rate of its own."""
+    return lambda reason: log.report(event, kind=reason, reason=reason)
 
 
 def _scheduler_limits(plan: StackPlan) -> SchedulerLimits:
@@ -242,6 +246,7 @@ def _journal(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[
         clock=runtime.clock,
         engine_sleep=runtime.engine_sleep,
         spawn=runtime.spawn,
+        log=plan.log,
     )
     recorder = Recorder(writer, scheduler.view, plan.counters, tier_names, runtime.clock)
     scheduler.view.watcher = recorder.request_changed

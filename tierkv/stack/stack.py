@@ -92,7 +92,7 @@ class Stack:
         self._scheduler = scheduler
         self._rank_reports = rank_reports
         self._counters = wiring.counters
-        self._warnings = LoadWarnings(wiring.counters)
+        self._warnings = LoadWarnings(wiring.counters, wiring.log)
         self._stats = stats
         self._journal = journal
         self._is_recorded = journal.is_kept
@@ -174,7 +174,7 @@ class Stack:
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
         answered_s = self._clock()
         self._stats.looked_up(request.request_id, began_s, answered_s, answered=answer[0] is not None)
-        self._warnings.answered(request.request_id, expired, answered_s)
+        self._warnings.answered(request.request_id, expired)
         if self._is_recorded:
             has_expired = self._counters.deadlines_expired > expired
             self._journal.answered(request.request_id, num_computed_tokens, answer[0], expired=has_expired)

@@ -5,10 +5,10 @@ A stack opens its tiers with it when it starts, and those that are attached late
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tierkv.abc import (
     AsyncBackend,
@@ -30,6 +30,8 @@ from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
 from tierkv.frames.recognition import recognise_frame
 from tierkv.frames.sealer import FrameSealer
+from tierkv.logs.definitions import CODEC_NOT_OPENED
+from tierkv.logs.stack_log import StackLog
 from tierkv.manager.contract import HOST
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.memory.arena import HostArena
@@ -47,8 +49,6 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import tenant_of_salt
 from tierkv.types.namespace import Namespace
 
-_log = logging.getLogger(__name__)
-
 PINNED_BY_WRITES_SHARE = 0.5
 """Share of the host slots that pending writes to lower tiers may pin, all tiers together."""
 
@@ -65,6 +65,7 @@ class TierFactory:
         counters: count failed policies.
         tenants_max: tenants with a quota of their own, in each tier.
         geometry: sizes of the groups' chunks.
+        log: log of the stack.
         replica: number of the engine (:class:`tierkv.types.engine.EngineSpec`).
     """
 
@@ -78,8 +79,10 @@ class TierFactory:
         counters: CoreCounters,
         tenants_max: int,
         geometry: Geometry,
+        log: StackLog,
         replica: int = 0,
     ) -> None:
+        self.log = log
         self._registry = registry
         self._runtime = runtime
         self._namespace = namespace
@@ -117,7 +120,7 @@ class TierFactory:
             tier=config.name,
             error=BackendError,
         )
-        backend = open_within(config.name, make, config.open_deadline_s)
+        backend = open_within(config.name, make, config.open_deadline_s, self.log)
         try:
             return Tier(
                 config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,
@@ -126,6 +129,7 @@ class TierFactory:
                 timing=Timing(self._runtime.clock, self._runtime.io_sleep, self._runtime.rng),
                 geometry=self._geometry,
                 own_buffers=_needs_own_buffers(config, capabilities),
+                log=self.log,
             )  # fmt: skip
         except BaseException:
             close_backend(backend)
@@ -144,7 +148,7 @@ class TierFactory:
                 continue
             except TierKVError as error:
                 if name not in named:  # a tier that writes with it raises the error later
-                    _log.warning("%s; no tier writes with this codec, and frames that it wrote are misses", error)
+                    self.log.report(CODEC_NOT_OPENED, kind=name, codec=name, reason=error)
         return codecs
 
     def _open_codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
@@ -223,6 +227,16 @@ def _checked_room(room_bytes: object, tier: str) -> int:
     if type(room_bytes) is not int or room_bytes < 0:
         raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is not a number of bytes", tier=tier)
     return room_bytes
+
+
+def held_by(tier: LowerTier) -> dict[str, Any]:
+    """Return chunks, bytes and capacity of a tier as fields of a log line. None: unknown, or without a bound."""
+    residency, is_known = tier.residency, tier.capabilities.authoritative_index
+    return {
+        "chunks": len(residency.policy) if is_known else None,
+        "held_bytes": residency.used_bytes if is_known else None,
+        "capacity_bytes": residency.capacity_bytes,
+    }
 
 
 def share_host_slots(tables: Sequence[LowerTier], num_slots: int, pinned: int = 0) -> None:

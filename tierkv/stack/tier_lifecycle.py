@@ -23,10 +23,11 @@ from tierkv.dispatch.scanning import scan_all
 from tierkv.dispatch.spawn import OneShot
 from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import BackendError, EngineProtocolError, TierKVError
+from tierkv.logs.definitions import TIER_ATTACHED, TIER_DETACHED
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.plugins.registry import PluginRegistry
-from tierkv.stack.tier_factory import TierFactory, dispatch_limits, share_host_slots
+from tierkv.stack.tier_factory import TierFactory, dispatch_limits, held_by, share_host_slots
 from tierkv.stack.timed_opening import close_backend
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
@@ -209,7 +210,9 @@ class TierChanges:
         if self._detaching:
             for index in self._dispatcher.take_detached():
                 self._manager.forget(index)
-                self._detaching.pop(index).change.settle()
+                detaching = self._detaching.pop(index)
+                self._factory.log.report(TIER_DETACHED, tier=detaching.table.name)
+                detaching.change.settle()
                 self._share_host_slots()
         while self._waiting:
             item = self._waiting.popleft()
@@ -252,6 +255,7 @@ class TierChanges:
             self._close_unused(item.tier)
             raise
         self._share_host_slots()
+        self._factory.log.report(TIER_ATTACHED, tier=name, **held_by(item.table))
         item.change.settle()
 
     def _detach_now(self, item: _Detachment) -> None:

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import threading
 from collections.abc import Callable
 
 from tierkv.abc import AsyncBackend, Backend
 from tierkv.dispatch.spawn import OneShot, start_thread
 from tierkv.errors import DeadlineExceededError
-
-_log = logging.getLogger(__name__)
+from tierkv.logs.definitions import TIER_OPENED_LATE
+from tierkv.logs.stack_log import StackLog
 
 
 class OpenDeadlineError(DeadlineExceededError):
     """A backend was not opened within ``open_deadline_s``."""
 
 
-def open_within(tier: str, make: Callable[[], Backend | AsyncBackend], deadline_s: float) -> Backend | AsyncBackend:
+def open_within(
+    tier: str, make: Callable[[], Backend | AsyncBackend], deadline_s: float, log: StackLog
+) -> Backend | AsyncBackend:
     """Open a backend on another thread. Waits up to ``deadline_s`` seconds on the caller's.
 
     Args:
         tier: name of the tier, for messages and the thread.
         make: opens the backend.
         deadline_s: seconds. A backend that is opened later is closed at once, so that its locks are released.
+        log: receives a line then.
 
     Raises:
         OpenDeadlineError: the deadline passed.
         BaseException: any error of ``make``.
     """
-    opening = _Opening(tier, make)
+    opening = _Opening(tier, make, log)
     start_thread(f"tierkv-{tier}-open", OneShot(opening.run))
     return opening.wait(deadline_s)
 
@@ -39,8 +41,9 @@ def open_within(tier: str, make: Callable[[], Backend | AsyncBackend], deadline_
 class _Opening:
     """Opening of one backend. Exactly one of the two threads owns the backend in the end."""
 
-    def __init__(self, tier: str, make: Callable[[], Backend | AsyncBackend]) -> None:
+    def __init__(self, tier: str, make: Callable[[], Backend | AsyncBackend], log: StackLog) -> None:
         self._tier = tier
+        self._log = log
         self._make = make
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the three fields below
@@ -59,7 +62,7 @@ class _Opening:
             is_late = self._is_late
         self._ended.set()
         if is_late and backend is not None:
-            _log.warning("tier %s: its backend was opened after the deadline, and is closed again", self._tier)
+            self._log.report(TIER_OPENED_LATE, tier=self._tier)
             close_backend(backend)
 
     def wait(self, deadline_s: float) -> Backend | AsyncBackend:

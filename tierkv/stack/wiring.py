@@ -8,10 +8,10 @@ closed again. Then the sans-I/O core is wired over the opened tiers (:mod:`tierk
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tierkv._version import __version__
 from tierkv.abc import Codec
 from tierkv.config.resolving import ResolvedStack, ResolvedTier
 from tierkv.config.schema import StackConfig
@@ -21,6 +21,8 @@ from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import BackendError, ConfigError, NamespaceMismatchError
 from tierkv.frames.frame import PARTS_MAX
 from tierkv.frames.sealer import FrameSealer
+from tierkv.logs.definitions import STACK_OPENED, TIER_LEFT_OUT, TIER_OPENED
+from tierkv.logs.stack_log import StackLog
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
@@ -32,7 +34,7 @@ from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.events.event_queue import EventQueue
 from tierkv.stack.observers import Observers
 from tierkv.stack.remote_worker import WorkerSetup
-from tierkv.stack.tier_factory import TierFactory, dispatch_limits, share_host_slots
+from tierkv.stack.tier_factory import TierFactory, dispatch_limits, held_by, share_host_slots
 from tierkv.stack.tier_lifecycle import SCAN_TIMEOUT_S, TierChanges
 from tierkv.stack.timed_opening import close_backend
 from tierkv.structures.key_table import KeyDirectory
@@ -41,9 +43,6 @@ from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
 from tierkv.worker.worker import Worker
-
-_log = logging.getLogger(__name__)
-_LEFT_OUT = "%s. The stack opens without tier %r; stack.tiers.attach adds it, required = true makes this an error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,10 @@ class StackPlan:
     """Seals and verifies frames."""
     counters: CoreCounters
     """Counters of scheduler and manager."""
+    log: StackLog
+    """Log of the stack."""
+    began_s: float
+    """Time on the stack's clock at which the opening began."""
 
     @property
     def config(self) -> StackConfig:
@@ -126,6 +129,8 @@ class StackWiring:
     """Events that the engine has not taken yet."""
     changes: TierChanges
     """Tiers to be attached or detached."""
+    log: StackLog
+    """Log of the stack."""
 
 
 def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
@@ -164,7 +169,8 @@ def plan_stack(
         raise ConfigError(f"replica = {engine.replica}: the replicas of an engine are counted from 0")
     if engine.num_workers > PARTS_MAX:
         raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
-    return StackPlan(resolved, engine, registry, runtime, geometry, namespace, sealer, CoreCounters())
+    log, began_s = StackLog(runtime.clock, config.log.interval_s), runtime.clock()
+    return StackPlan(resolved, engine, registry, runtime, geometry, namespace, sealer, CoreCounters(), log, began_s)
 
 
 def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
@@ -187,7 +193,7 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     undo.callback(arena.close)
     factory = TierFactory(
         plan.registry, runtime, plan.namespace, plan.sealer, arena, plan.counters,
-        config.tenants.tracked_max, plan.geometry, plan.engine.replica,
+        config.tenants.tracked_max, plan.geometry, plan.log, plan.engine.replica,
     )  # fmt: skip
     codecs = factory.open_codecs(plan.resolved.tiers)
     with contextlib.ExitStack() as unopened:
@@ -199,7 +205,7 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
             except BackendError as error:
                 if resolved.config.required or isinstance(error, NamespaceMismatchError):
                     raise
-                _log.error(_LEFT_OUT, error, resolved.config.name)
+                plan.log.report(TIER_LEFT_OUT, tier=resolved.config.name, reason=error)
                 continue
             unopened.callback(close_backend, tier.backend)
             tiers.append(tier)
@@ -233,6 +239,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
     config = plan.config
     _list_contents(opened)
     workers, copies = _workers(plan, opened.arena)
+    _log_opening(plan, opened)
     return StackWiring(
         manager=manager,
         dispatcher=opened.dispatcher,
@@ -256,6 +263,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
             names=[tier.name for tier in opened.lower],
             num_slots=opened.arena.num_slots,
         ),
+        log=plan.log,
     )
 
 
@@ -263,6 +271,23 @@ def _list_contents(opened: OpenedTiers) -> None:
     """Index the stored chunks of each tier. A tier that cannot list them is out of service; its breaker opens."""
     for result in opened.dispatcher.scan_all(SCAN_TIMEOUT_S):
         opened.lower[result.tier].load_index(result.entries, result.ranks)
+
+
+def _log_opening(plan: StackPlan, opened: OpenedTiers) -> None:
+    """Log what was found in each tier, and the whole stack."""
+    backends = {tier.config.name: tier.backend.name for tier in plan.resolved.tiers}
+    for tier in opened.lower:
+        plan.log.report(TIER_OPENED, tier=tier.name, backend=backends[tier.name], **held_by(tier))
+    plan.log.report(
+        STACK_OPENED,
+        version=__version__,
+        model=plan.namespace.model,
+        namespace=plan.sealer.namespace.hex(),
+        tiers=",".join(["host", *(tier.name for tier in opened.lower)]),
+        host_bytes=opened.arena.num_slots * opened.arena.slot_bytes,
+        chunks=sum(len(tier.residency.policy) for tier in opened.lower),
+        seconds=plan.runtime.clock() - plan.began_s,
+    )
 
 
 def _workers(plan: StackPlan, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
@@ -278,7 +303,7 @@ def _workers(plan: StackPlan, arena: HostArena) -> tuple[tuple[Worker, ...], tup
         Worker(
             arena, plan.sealer, plan.geometry, pool.submit,
             rank=rank, verify_loads=plan.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
-            sleep=runtime.engine_sleep, gpu_staging_bytes=host.gpu_staging,
+            sleep=runtime.engine_sleep, gpu_staging_bytes=host.gpu_staging, log=plan.log,
         )
         for rank, pool in enumerate(pools)
     )  # fmt: skip
@@ -305,4 +330,6 @@ def _observers(plan: StackPlan) -> Observers:
     """Return the observers. They have a thread of their own: a slow one must not delay copies."""
     if not plan.registry.has_observers:
         return Observers(None, None)
-    return Observers(plan.registry.observe, CopyPool(name="tierkv-observe", spawn=plan.runtime.spawn).submit)
+    return Observers(
+        plan.registry.observe, CopyPool(name="tierkv-observe", spawn=plan.runtime.spawn).submit, log=plan.log
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import repeat
@@ -34,6 +33,8 @@ from tierkv.abc.codec import Codec
 from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC
 from tierkv.frames.sealer import FrameSealer
+from tierkv.logs.definitions import BUFFER_KEPT
+from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, ClearFrameError, Framer, FrameRules
 from tierkv.tiers.read_buffers import ReadBuffers
@@ -43,11 +44,6 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
-
-_log = logging.getLogger(__name__)
-
-LOGGED_REASONS_MAX = 8
-"""Number of distinct reasons for unreadable frames that are logged per tier; further ones are counted only."""
 
 _SLOTTED = frozenset({Verb.READ, Verb.WRITE})
 _CHANGING = frozenset({Verb.WRITE, Verb.DELETE})
@@ -71,6 +67,7 @@ class Tier:
         timing: clock and randomness.
         geometry: sizes that frames are checked against. None: not checked.
         own_buffers: whether reads go to buffers of their own (:mod:`tierkv.tiers.read_buffers`), not to slots.
+        log: log of the stack; one of its own if left out.
 
     Raises:
         PluginError: the declared capabilities cannot be served, or the codec is unknown.
@@ -91,6 +88,7 @@ class Tier:
         timing: Timing | None = None,
         geometry: Geometry | None = None,
         own_buffers: bool = False,
+        log: StackLog | None = None,
     ) -> None:
         _require_servable(name, capabilities)
         if codec_name != NO_CODEC and codec_name not in codecs:
@@ -98,13 +96,13 @@ class Tier:
         timing = timing or Timing()
         self.name = name
         self.clock = timing.clock
+        self.log = log or StackLog(timing.clock)
         self.capabilities = capabilities
         self._read_batch = min(
             capabilities.preferred_read_batch or capabilities.preferred_batch, capabilities.preferred_batch
         )
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
-        self._logged_reasons: set[str] = set()
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _BlockingVerbs(cast("Backend", backend))
         self._arena = arena
         self._read_buffers = ReadBuffers(arena.slot_bytes) if own_buffers else None
@@ -221,7 +219,7 @@ class Tier:
         key_results = [self._accept(key, ref, result) for key, ref, result in zip(keys, slots, results, strict=True)]
         del requests, results  # the traceback of an error may hold views
         if sum(map(pool.release, buffers)) < len(buffers):
-            self._log_once("its backend keeps a buffer after the end of the call; the buffer is not used again")
+            self.log.report(BUFFER_KEPT, tier=self.name)
         return key_results
 
     def _accept(self, key: Key, ref: SlotRef, result: ReadResult | BaseException) -> KeyResult:
@@ -232,7 +230,6 @@ class Tier:
         try:
             is_clear = self._framer.decode_frame(self._arena.slot(ref.slot), result, key)
         except (UnreadableFrameError, ClearFrameError) as error:  # no quarantine: the storage is not at fault
-            self._log_once(str(error))
             return failed_result(error)
         except CorruptFrameError as error:
             self._quarantine(key, str(error))
@@ -246,12 +243,6 @@ class Tier:
         if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
             with contextlib.suppress(Exception):  # optional: the chunk is a miss and will be deleted in any case
                 self.backend.quarantine(key, reason)
-
-    def _log_once(self, why: str) -> None:
-        """Log a reason once: most make every chunk a miss, as a missing encryption key does."""
-        if why not in self._logged_reasons and len(self._logged_reasons) < LOGGED_REASONS_MAX:
-            self._logged_reasons.add(why)
-            _log.warning("tier %s: %s", self.name, why)
 
     async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef], ranks: Iterable[int]) -> list[KeyResult]:
         key_results: dict[int, KeyResult] = {}

@@ -134,7 +134,7 @@ class CudaCopies:
             try:
                 self._rank_slice.check_load(chunk.key, chunk.slot, chunk.group)
             except TierKVError as error:
-                log_failure(chunk.key, error)
+                log_failure(self._rank_slice.log, chunk.key, error)
                 enqueued.failed.add(chunk.key)
             else:
                 intact.append(chunk)
@@ -154,7 +154,7 @@ class CudaCopies:
             try:
                 self._pages.check_ids(group, blocks[1])
             except TierKVError as error:
-                log_failure(key, error)
+                log_failure(self._rank_slice.log, key, error)
                 failed.add(key)
             else:
                 valid.append(_Chunk(number, key, ref.slot, group, blocks))
@@ -172,7 +172,7 @@ class CudaCopies:
                     self._copy(job, copy_stream, batch, enqueued)
                 except Exception as error:  # noqa: BLE001 - out of memory, or an error of the GPU: the batch fails
                     for chunk in batch:
-                        log_failure(chunk.key, error)
+                        log_failure(self._rank_slice.log, chunk.key, error)
                         enqueued.failed.add(chunk.key)
                 enqueued.events.append(copy_stream.stream.record_event())
 
@@ -224,7 +224,7 @@ class CudaCopies:
                 try:
                     digest = self._rank_slice.finish_store(key, ref.slot, group)
                 except Exception as error:  # noqa: BLE001 - concerns this chunk alone (promise 3)
-                    log_failure(key, error)
+                    log_failure(self._rank_slice.log, key, error)
                     bad.add(key)
             checksums.append(digest)
         return CopyResult(frozenset(bad), tuple(checksums), seconds)

@@ -62,7 +62,7 @@ class HostCopies:
                 else:
                     self._load(key, ref.slot, group, skip, block_ids)
             except Exception as error:  # noqa: BLE001 - any error concerns this chunk alone (promise 3)
-                log_failure(key, error)
+                log_failure(self._rank_slice.log, key, error)
                 failed.add(key)
             if job.is_store:
                 checksums.append(digest)

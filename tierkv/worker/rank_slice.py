@@ -14,6 +14,7 @@ from tierkv.errors import CorruptFrameError, EngineProtocolError
 from tierkv.frames.frame import HEADER_BYTES, checksum
 from tierkv.frames.sealer import FrameSealer
 from tierkv.frames.unsealed import put_part_checksum
+from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import Bytes, HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -43,9 +44,11 @@ class RankSlice:
         *,
         verify_loads: bool = True,
         staged: bool = False,
+        log: StackLog | None = None,
     ) -> None:
         if not 0 <= rank < geometry.num_workers:
             raise EngineProtocolError(f"rank {rank}: this stack has workers 0 to {geometry.num_workers - 1}")
+        self.log = log or StackLog()
         self.geometry = geometry
         self.rank = rank
         self.arena = arena

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tierkv.errors import CorruptFrameError
+from tierkv.logs.definitions import CHUNK_NOT_COPIED, CHUNK_REFUSED
+from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import Bytes
 from tierkv.types.keys import Key
 from tierkv.types.transfers import TransferJob
@@ -84,9 +86,10 @@ def failed_result(job: TransferJob) -> CopyResult:
     return CopyResult(frozenset(job.keys), (b"",) * len(job.keys) if job.is_store else ())
 
 
-def log_failure(key: Key, error: Exception) -> None:
-    """Log the failed copy of a chunk: damage in one line, as it is expected; other errors with their traceback."""
+def log_failure(log: StackLog, key: Key, error: Exception) -> None:
+    """Report the failed copy of a chunk. The traceback of an error that is no damage is shown to debuggers."""
     if isinstance(error, CorruptFrameError):
-        _log.warning("chunk %s is refused on its way to the GPU: %s", key.hex(), error)
+        log.report(CHUNK_REFUSED, key=key.hex(), reason=error)
     else:
-        _log.error("chunk %s could not be copied", key.hex(), exc_info=error)
+        log.report(CHUNK_NOT_COPIED, key=key.hex(), reason=f"{type(error).__name__}: {error}")
+        _log.debug("chunk %s could not be copied", key.hex(), exc_info=error)

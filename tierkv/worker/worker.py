@@ -22,6 +22,7 @@ from typing import Any
 
 from tierkv.errors import EngineProtocolError
 from tierkv.frames.sealer import FrameSealer
+from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.transfer_stats import LOAD, STORE, TransferStats
 from tierkv.types.geometry import Geometry
@@ -61,6 +62,7 @@ class Worker:
         wait_for: waits until futures of ``submit`` are done.
         sleep: waits on the worker's thread, in :meth:`drain` and :meth:`shutdown`.
         staged: whether the engine schedules itself; see :mod:`tierkv.worker.rank_slice`.
+        log: log of the stack; one of its own if left out.
 
     Attributes:
         bytes_stored: bytes of this worker's parts that were stored.
@@ -84,6 +86,7 @@ class Worker:
         wait_for: Wait = wait,
         sleep: Callable[[float], None] = time.sleep,
         staged: bool = False,
+        log: StackLog | None = None,
     ) -> None:
         self.rank = rank
         self._clock = clock
@@ -91,7 +94,7 @@ class Worker:
         self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
-        self._rank_slice = RankSlice(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged)
+        self._rank_slice = RankSlice(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged, log=log)
         self._geometry = geometry
         self._submit = submit
         self._gpu_staging_bytes = gpu_staging_bytes

@@ -1,0 +1,207 @@
+"""Log lines: one per event at first, later ones counted, and nothing in a value can break the line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tierkv.logs.definitions import (
+    EVENTS,
+    LOOKUP_LATE,
+    OPERATION_FAILED,
+    TIER_EVICTS,
+    TIER_IN_SERVICE,
+    TIER_OUT_OF_SERVICE,
+)
+from tierkv.logs.stack_log import INTERVAL_MAX_S, KINDS_MAX, LOGGER, StackLog
+from tierkv.testing.manual_clock import ManualClock
+
+RESERVED = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Clock of the log."""
+    return ManualClock()
+
+
+@pytest.fixture
+def log(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> Iterator[StackLog]:
+    """A log whose lines of every level are captured."""
+    with caplog.at_level(logging.INFO, LOGGER):
+        yield StackLog(clock, interval_s=60.0)
+
+
+def suppressed(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
+    """Event and number of suppressed ones of each line."""
+    return [(record.event, record.suppressed) for record in caplog.records]  # type: ignore[attr-defined]
+
+
+def test_a_line_has_its_fields_twice(log: StackLog, caplog: pytest.LogCaptureFixture) -> None:
+    """A person reads the text, a program the attributes of the record; both have the same values."""
+    log.report(OPERATION_FAILED, tier="disk", verb="read", chunks=3, reason="OSError: gone")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "operations of the backend failed; their chunks are misses: "
+        'event=operation_failed tier=disk verb=read chunks=3 reason="OSError: gone" suppressed=0'
+    )
+    assert (record.name, record.levelname) == ("tierkv.stack", "WARNING")
+    fields = {name: getattr(record, name) for name in ("event", *OPERATION_FAILED.fields, "suppressed")}
+    assert fields == {
+        "event": "operation_failed", "tier": "disk", "verb": "read", "chunks": 3, "reason": "OSError: gone",
+        "suppressed": 0,
+    }  # fmt: skip
+
+
+def test_a_value_cannot_forge_a_line(log: StackLog, caplog: pytest.LogCaptureFixture) -> None:
+    """Request ids and errors come from outside: breaks, quotes and escapes of a terminal stay inside of one value."""
+    forged = 'a"\nevent=stack_closed\r\x1b[2J\u2028'
+    log.report(LOOKUP_LATE, request=forged)
+    text = caplog.records[0].getMessage()
+    assert text.isprintable()
+    assert json.loads(text.partition("request=")[2].rpartition(" suppressed=")[0]) == forged
+    log.report(OPERATION_FAILED, tier="disk", reason="x" * 100_000)
+    assert len(caplog.records[1].getMessage()) < 1000
+
+
+def test_later_events_are_counted_and_then_shown(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one at once; those of the next minute in one line, also if no further one happens."""
+    for _ in range(1000):
+        log.report(OPERATION_FAILED, tier="disk", reason="gone")
+        log.report_suppressed()
+        clock.advance(0.05)
+    assert suppressed(caplog) == [("operation_failed", 0)]
+    clock.advance(60.0)
+    log.report_suppressed()
+    log.report_suppressed()
+    assert suppressed(caplog)[1:] == [("operation_failed", 998)]
+
+
+def test_lines_become_rarer_while_an_event_goes_on(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tier without its key for a whole night costs some lines, not one per minute; every event is in their sum."""
+    for _ in range(12 * 3600):
+        log.report(OPERATION_FAILED, tier="disk", reason="no key")
+        clock.advance(1.0)
+    assert len(caplog.records) < 20
+    counted = sum(count + 1 for _, count in suppressed(caplog))
+    assert 12 * 3600 - counted <= INTERVAL_MAX_S
+    clock.advance(2 * INTERVAL_MAX_S)
+    log.report_suppressed()
+    clock.advance(2 * INTERVAL_MAX_S)
+    caplog.clear()
+    for seconds in (0.0, 60.0, 60.0):  # quiet meanwhile: each is a fault of its own again
+        clock.advance(seconds)
+        log.report(OPERATION_FAILED, tier="disk", reason="no key")
+    assert len(caplog.records) == 3
+
+
+def test_kinds_do_not_hide_each_other(log: StackLog, caplog: pytest.LogCaptureFixture) -> None:
+    """The first failure of each kind is shown: another tier, another verb, another event."""
+    for _ in range(2):
+        for tier in ("disk", "objects"):
+            for verb in ("read", "write"):
+                log.report(OPERATION_FAILED, kind=verb, tier=tier, verb=verb)
+        log.report(LOOKUP_LATE, request="r")
+    assert len(caplog.records) == 5
+
+
+def test_the_last_line_is_the_present_state(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tier that fails and returns every second must not be shown as out of service after it has returned."""
+    for _ in range(5):
+        log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="gone")
+        clock.advance(1.0)
+        log.report(TIER_IN_SERVICE, tier="disk", reason="answered", seconds_out=1.0)
+        clock.advance(1.0)
+    clock.advance(60.0)
+    log.report_suppressed()
+    assert suppressed(caplog) == [
+        ("tier_out_of_service", 0), ("tier_in_service", 0), ("tier_out_of_service", 3), ("tier_in_service", 3),
+    ]  # fmt: skip
+    assert caplog.records[-1].event == "tier_in_service"  # type: ignore[attr-defined]
+
+
+def test_the_order_of_suppressed_lines_is_that_of_the_events(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kind that was seen first may be the one that happened last."""
+    log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="gone")
+    log.report(TIER_IN_SERVICE, tier="disk", reason="answered")
+    log.report(TIER_IN_SERVICE, tier="disk", reason="answered")
+    log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="gone")
+    clock.advance(60.0)
+    log.report_suppressed()
+    assert [event for event, _ in suppressed(caplog)][2:] == ["tier_in_service", "tier_out_of_service"]
+
+
+def test_a_full_cache_is_shown_once(log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A cache that evicts is a cache: one line in its life."""
+    for _ in range(5):
+        log.report(TIER_EVICTS, tier="disk", chunks=7)
+        clock.advance(10 * INTERVAL_MAX_S)
+    log.report_suppressed(all_kinds=True)
+    assert suppressed(caplog) == [("tier_evicts", 0)]
+
+
+def test_nothing_that_was_suppressed_is_lost_at_the_end(log: StackLog, caplog: pytest.LogCaptureFixture) -> None:
+    """A stack that closes within the interval still shows how often something happened."""
+    for _ in range(10):
+        log.report(LOOKUP_LATE, request="r")
+    log.report_suppressed(all_kinds=True)
+    assert suppressed(caplog) == [("lookup_late", 0), ("lookup_late", 8)]
+
+
+def test_memory_is_bounded(log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Names of tiers may come from a program that attaches and detaches for ever."""
+    for number in range(3 * KINDS_MAX):
+        log.report(TIER_IN_SERVICE, tier=f"tier-{number}")
+    assert len(log._kinds) == KINDS_MAX + 1
+    assert len(caplog.records) == KINDS_MAX + 1
+
+
+def test_a_handler_that_raises_stops_nothing(log: StackLog) -> None:
+    """A filter of the user raises into the caller, which is the engine's thread."""
+
+    def raises(_record: logging.LogRecord) -> bool:
+        raise RuntimeError("a filter with a fault")
+
+    logger = logging.getLogger(LOGGER)
+    logger.addFilter(raises)
+    try:
+        log.report(LOOKUP_LATE, request="r")
+    finally:
+        logger.removeFilter(raises)
+
+
+def test_no_event_is_lost_between_threads(log: StackLog, caplog: pytest.LogCaptureFixture) -> None:
+    """I/O threads and the engine's thread report at once."""
+
+    def report() -> None:
+        for _ in range(1000):
+            log.report(LOOKUP_LATE, request="r")
+
+    threads = [threading.Thread(target=report) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.report_suppressed(all_kinds=True)
+    assert sum(count + 1 for _, count in suppressed(caplog)) == 4000
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_fields_fit_a_record(event: object) -> None:
+    """A field with the name of an attribute of a record would raise at the moment of the fault."""
+    assert event in EVENTS
+    names = [name for known in EVENTS for name in ("event", "suppressed", *known.fields)]
+    assert not RESERVED & set(names)
+    assert len({known.name for known in EVENTS}) == len(EVENTS)

@@ -1,0 +1,88 @@
+"""Log lines about counters of scheduler and manager, which log nothing themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tierkv.logs.definitions import (
+    EVENTS_DROPPED,
+    HOST_FULL,
+    POLICY_FAILED,
+    STACK_CLOSED,
+    STACK_CLOSED_WITH_LOSS,
+    TIER_EVICTS,
+    WRITES_DROPPED,
+    LogEvent,
+)
+from tierkv.logs.stack_log import StackLog
+from tierkv.metrics.counters import CoreCounters
+
+INTERVAL_S = 1.0
+"""Seconds between two looks at the counters."""
+
+WATCHED: dict[str, tuple[LogEvent, str]] = {
+    "evictions": (TIER_EVICTS, "chunks"),
+    "cascades_dropped": (WRITES_DROPPED, "chunks"),
+    "demotions_dropped": (WRITES_DROPPED, "chunks"),
+    "stores_refused": (HOST_FULL, "batches"),
+    "policies_failed": (POLICY_FAILED, "failures"),
+    "events_dropped": (EVENTS_DROPPED, "chunks"),
+}
+"""Field of the counters -> the event that is reported when it has grown, and the event's field for the growth."""
+
+
+class CounterWatch:
+    """Reports which counters have grown since the last look, and what a close has written and lost.
+
+    Engine's thread. A look costs some microseconds.
+
+    Args:
+        counters: of scheduler and manager.
+        log: log of the stack.
+    """
+
+    def __init__(self, counters: CoreCounters, log: StackLog) -> None:
+        self._counters = counters
+        self._log = log
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def look(self) -> None:
+        """Report the growth of each watched counter, and what is still suppressed."""
+        for name, (event, unit) in WATCHED.items():
+            value = getattr(self._counters, name)
+            for tier, count in value.items() if isinstance(value, Mapping) else (("", value),):
+                grown = count - self._seen.get((name, tier), 0)
+                if grown:
+                    self._seen[name, tier] = count
+                    fields: dict[str, Any] = {"tier": tier} if tier else {}
+                    fields[unit] = grown
+                    self._log.report(event, kind=name, **fields)
+        self._log.report_suppressed()
+
+    def written_and_lost(self) -> tuple[int, int]:
+        """Chunks written to lower tiers so far, and chunks that were lost on the way."""
+        counters = self._counters
+        written = sum(counters.cascades.values()) + sum(counters.demotions.values())
+        return written, counters.lost_below
+
+    def closed(self, began: tuple[int, int], abandoned_calls: int, seconds: float, *, complete: bool) -> None:
+        """Report the end of the stack.
+
+        Args:
+            began: :meth:`written_and_lost` when the close began.
+            abandoned_calls: calls to backends that still run.
+            seconds: duration of the close.
+            complete: whether everything reached its tiers.
+        """
+        self.look()
+        self._log.report_suppressed(all_kinds=True)
+        written, lost = self.written_and_lost()
+        event = STACK_CLOSED if complete and not abandoned_calls else STACK_CLOSED_WITH_LOSS
+        self._log.report(
+            event,
+            written=written - began[0],
+            dropped=lost - began[1],
+            abandoned_calls=abandoned_calls,
+            seconds=seconds,
+        )
