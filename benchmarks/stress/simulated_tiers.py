@@ -19,8 +19,9 @@ CAPABILITIES = Capabilities(
     durable=True,
     authoritative_index=True,
     scan=True,
-    preferred_batch=16,
-    preferred_read_batch=4,
+    preferred_batch=128,
+    preferred_write_bytes=32 << 20,
+    preferred_read_bytes=4 << 20,
     preferred_concurrency=4,
 )
 """Capabilities of the disk tier."""

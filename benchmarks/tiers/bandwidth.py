@@ -9,6 +9,7 @@ from benchmarks.measure import Cost, Settings, cpu_s_per_gb, medians, wall_ratio
 from benchmarks.rows import Row, Target
 from benchmarks.tiers.rig import Frames
 
+KIB = 1 << 10
 MIB = 1 << 20
 GB = 1e9
 
@@ -23,9 +24,19 @@ class Limit:
 
 
 def frame_sizes(settings: Settings) -> Iterable[tuple[str, Frames]]:
-    """Sizes by name, each with a number of frames for which a turn takes about a tenth of a second."""
-    for mib, count in settings.pick(((2, 128), (8, 64)), ((1, 8),)):
-        yield f"{mib} MiB", Frames(count, mib * MIB)
+    """Sizes by name, each with a number of frames for which a turn takes about a tenth of a second.
+
+    Small ones are what users run by default: one block of 16 tokens of a small model has 64 to 512 KiB.
+    """
+    sizes = (
+        ("64 KiB", 64, 2048),
+        ("256 KiB", 256, 768),
+        ("512 KiB", 512, 384),
+        ("2 MiB", 2048, 128),
+        ("8 MiB", 8192, 64),
+    )
+    for name, kib, count in settings.pick(sizes, (("64 KiB", 64, 32), ("1 MiB", 1024, 8))):
+        yield name, Frames(count, kib * KIB)
 
 
 def bandwidth_row(

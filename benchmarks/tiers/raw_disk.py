@@ -1,14 +1,21 @@
-"""Limits of a disk: a preallocated file, or a file per frame, with O_DIRECT and as many threads as the tier has."""
+"""Limits of a disk: a preallocated file, or a file per frame, with O_DIRECT and as many threads as the tier has.
+
+Adjacent frames are moved by one vectored call of up to 4 MiB: a limit of one call per frame would be no limit for small
+frames.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 from benchmarks.tiers.rig import Frames
+
+CALL_BYTES = 4 << 20
+"""Bytes per vectored call, or one frame where that is longer."""
 
 
 class RawDisk:
@@ -32,12 +39,12 @@ class RawDisk:
 
     def put(self) -> None:
         """Overwrite all frames in the file, then force them to the device."""
-        self._each(lambda number, buffer: self._whole(os.pwrite(self._fd, buffer, number * len(buffer)), buffer))
+        self._each_call(lambda offset, buffers: os.pwritev(self._fd, buffers, offset))
         os.fdatasync(self._fd)
 
     def get(self) -> None:
         """Read all frames from the file into their slots."""
-        self._each(lambda number, buffer: self._whole(os.preadv(self._fd, [buffer], number * len(buffer)), buffer))
+        self._each_call(lambda offset, buffers: os.preadv(self._fd, buffers, offset))
 
     def put_files(self) -> None:
         """Write each frame to a new file, then rename that. Nothing is forced to the device but what O_DIRECT does."""
@@ -56,18 +63,28 @@ class RawDisk:
         temporary = self._folder / f"{number}.tmp"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._direct_flag, 0o600)
         try:
-            self._whole(os.pwrite(fd, buffer, 0), buffer)
+            self._whole(os.pwrite(fd, buffer, 0), len(buffer))
         finally:
             os.close(fd)
         temporary.rename(self._folder / f"{number}.frame")
+
+    def _each_call(self, move: Callable[[int, list[memoryview]], int]) -> None:
+        size = self._frames.frame_bytes
+        count = max(1, CALL_BYTES // size)
+
+        def call(start: int) -> None:
+            buffers = self._buffers[start : start + count]
+            self._whole(move(start * size, buffers), size * len(buffers))
+
+        list(self._pool.map(call, range(0, len(self._buffers), count)))
 
     def _each(self, move: Callable[[int, memoryview], None]) -> None:
         list(self._pool.map(move, range(len(self._buffers)), self._buffers))
 
     @staticmethod
-    def _whole(count: int, buffer: Sequence[int]) -> None:
-        if count != len(buffer):
-            raise RuntimeError(f"{count} bytes were moved of {len(buffer)}")
+    def _whole(count: int, size: int) -> None:
+        if count != size:
+            raise RuntimeError(f"{count} bytes were moved of {size}")
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -140,6 +140,7 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:
         threads = limits.concurrency(capabilities.preferred_concurrency)
-        yield OpenTier(dispatcher, capabilities.preferred_batch, capabilities.keys_per_read, threads)
+        size = frames.frame_bytes
+        yield OpenTier(dispatcher, capabilities.keys_per_write(size), capabilities.keys_per_read(size), threads)
     finally:
         dispatcher.close(60.0)

@@ -175,9 +175,9 @@ def test_batches_keep_the_preferred_length(bench: Bench, compressible: Make) -> 
     assert sizes == [4, 4] + [3, 3, 2] * 3
 
 
-@pytest.mark.parametrize(("wish", "sizes"), [(None, [3, 1]), (1, [1, 1, 1, 1]), (2, [2, 2]), (9, [3, 1])])
+@pytest.mark.parametrize(("wish", "sizes"), [(None, [3, 1]), (0, [1, 1, 1, 1]), (2, [2, 2]), (9, [3, 1])])
 def test_reads_have_batches_of_their_own(bench: Bench, compressible: Make, wish: int | None, sizes: list[int]) -> None:
-    """A frame is checked when the call that read it ends. Some backends need that soon, none needs larger batches."""
+    """A call has the bytes that the backend prefers, in one frame or in many; and never more keys than allowed."""
     noted: list[int] = []
 
     def note(batch: object, inner: Callable[[object], object]) -> object:
@@ -186,7 +186,8 @@ def test_reads_have_batches_of_their_own(bench: Bench, compressible: Make, wish:
 
     store(bench, compressible, count=4)
     bench.backend.add("read_into", note)
-    tier = bench.tier(capabilities=Capabilities(preferred_batch=3, preferred_read_batch=wish))
+    read_bytes = None if wish is None else max(1, wish * bench.arena.slot_bytes)
+    tier = bench.tier(capabilities=Capabilities(preferred_batch=3, preferred_read_bytes=read_bytes))
     assert kinds(read_chunks(tier, KEYS[:4], bench.stale(range(4)))) == [OutcomeKind.OK] * 4
     assert noted == sizes
 

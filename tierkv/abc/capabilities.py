@@ -36,18 +36,31 @@ class Capabilities:
     multiple of it. 1: no requirement; 4096 suits O_DIRECT. A power of two."""
     preferred_batch: int = 8
     """Largest number of keys per call."""
-    preferred_read_batch: int | None = None
-    """Preferred number of keys per ``read_into`` call; None: ``preferred_batch``. A frame is checked when the call that
-    read it returns. So where calls are cheap, 1 keeps the frame in the processor's cache for the check."""
+    preferred_write_bytes: int | None = None
+    """Preferred bytes of frames per ``write`` call; None: those of ``preferred_batch`` keys. A longer frame is written
+    alone."""
+    preferred_read_bytes: int | None = None
+    """Preferred bytes of frames per ``read_into`` call; None: those of ``preferred_batch`` keys. A longer frame is read
+    alone. A frame is checked when the call that read it returns. So where calls are cheap, few bytes keep it in the
+    processor's cache for the check."""
     preferred_concurrency: int = 2
     """Largest number of concurrent calls."""
 
-    @property
-    def keys_per_read(self) -> int:
-        """Number of keys per read operation.
+    def keys_per_write(self, frame_bytes: int) -> int:
+        """Number of keys per ``write`` call, for frames of ``frame_bytes`` bytes."""
+        return _keys_per_call(self.preferred_write_bytes, frame_bytes, self.preferred_batch)
+
+    def keys_per_read_call(self, frame_bytes: int) -> int:
+        """Number of keys per ``read_into`` call, for frames of ``frame_bytes`` bytes."""
+        return _keys_per_call(self.preferred_read_bytes, frame_bytes, self.preferred_batch)
+
+    def keys_per_read(self, frame_bytes: int) -> int:
+        """Number of keys per read operation, for frames of ``frame_bytes`` bytes.
 
         Small where the backend prefers small reads, so that its threads share the work of a load evenly.
         """
-        if self.preferred_read_batch is None:
-            return self.preferred_batch
-        return min(self.preferred_batch, max(self.preferred_read_batch, KEYS_PER_READ_MIN))
+        return min(self.preferred_batch, max(self.keys_per_read_call(frame_bytes), KEYS_PER_READ_MIN))
+
+
+def _keys_per_call(wished_bytes: int | None, frame_bytes: int, keys_max: int) -> int:
+    return keys_max if wished_bytes is None else max(1, min(keys_max, wished_bytes // max(1, frame_bytes)))

@@ -70,8 +70,9 @@ def _check_capabilities(name: str, capabilities: object) -> None:
     for count in ("preferred_batch", "preferred_concurrency", "alignment"):
         if getattr(capabilities, count) < 1:
             raise PluginError(f"backend {name!r}: {count} must be at least 1, not {getattr(capabilities, count)!r}")
-    read_batch = capabilities.preferred_read_batch
-    if read_batch is not None and read_batch < 1:
-        raise PluginError(f"backend {name!r}: preferred_read_batch must be at least 1 or None, not {read_batch!r}")
+    for count in ("preferred_write_bytes", "preferred_read_bytes"):
+        wished = getattr(capabilities, count)
+        if wished is not None and wished < 1:
+            raise PluginError(f"backend {name!r}: {count} must be at least 1 or None, not {wished!r}")
     if capabilities.alignment & (capabilities.alignment - 1):
         raise PluginError(f"backend {name!r}: alignment must be a power of two, not {capabilities.alignment}")

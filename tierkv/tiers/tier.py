@@ -98,9 +98,10 @@ class Tier:
         self.clock = timing.clock
         self.log = log or StackLog(timing.clock)
         self.capabilities = capabilities
-        self._read_batch = min(
-            capabilities.preferred_read_batch or capabilities.preferred_batch, capabilities.preferred_batch
-        )
+        self._keys_per_call = {
+            Verb.READ: capabilities.keys_per_read_call(arena.slot_bytes),
+            Verb.WRITE: capabilities.keys_per_write(arena.slot_bytes),
+        }
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _BlockingVerbs(cast("Backend", backend))
@@ -168,7 +169,7 @@ class Tier:
                 return await self._write(some, refs, [ranks[i] for i in indices] if ranks else repeat(0, len(some)))
             return await do[verb](some, refs)
 
-        batch = self._read_batch if verb is Verb.READ else self.capabilities.preferred_batch
+        batch = self._keys_per_call.get(verb, self.capabilities.preferred_batch)
         return await self._retrier.run(attempt, len(keys), batch, deadline_s, outcomes)
 
     def close(self) -> None:

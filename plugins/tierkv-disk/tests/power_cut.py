@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SECTOR = 512
-CHANGES = ("pwrite", "posix_fallocate", "ftruncate")
+CHANGES = ("pwrite", "pwritev", "posix_fallocate", "ftruncate")
 SYNCS = ("fsync", "fdatasync")
 
 

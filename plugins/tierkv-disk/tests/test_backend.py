@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -151,10 +152,10 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
     """A bad sector must not turn the whole batch into errors, nor leave its pages pinned."""
     disk = open_disk()
     disk.put(frames(0, 1, 2))
-    original, calls = os.preadv, iter(range(10))
+    original = os.preadv
 
     def second_fails(fd: int, buffers: list[memoryview], offset: int) -> int:
-        if next(calls) == 1:
+        if offset <= PAGE < offset + sum(map(len, buffers)):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return original(fd, buffers, offset)
 
@@ -168,13 +169,67 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
     assert not disk.backend._table.frames_pinned  # type: ignore[union-attr]
 
 
+def test_adjacent_frames_are_moved_in_one_call(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call per small frame costs more than its bytes. Frames of one batch lie side by side, in any order of keys."""
+    disk = open_disk()
+    calls = dict.fromkeys(("pwritev", "preadv"), 0)
+
+    def counted(name: str, original: Callable[[int, list[memoryview], int], int]) -> Callable[..., int]:
+        def call(fd: int, buffers: list[memoryview], offset: int) -> int:
+            calls[name] += 1
+            return original(fd, buffers, offset)
+
+        return call
+
+    wanted = frames(*range(8))
+    with monkeypatch.context() as patch:
+        for name in calls:
+            patch.setattr(os, name, counted(name, getattr(os, name)))
+        disk.put(wanted)
+        keys = [make_key(number) for number in (5, 0, 7, 2, 1, 6, 3, 4)]
+        assert disk.read(keys) == [wanted[key] for key in keys]
+        assert calls == {"pwritev": 1, "preadv": 1}
+        disk.forget([make_key(3)])
+        assert disk.read([make_key(number) for number in range(8)])[3] is None
+    assert calls == {"pwritev": 1, "preadv": 3}, "three frames, a gap, and four frames"
+
+
+@pytest.mark.parametrize("count", [0, PAGE, 3 * PAGE - 512])
+def test_a_row_that_is_cut_short_is_moved_frame_by_frame(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The kernel may move fewer bytes than asked for; every frame is whole all the same."""
+    disk = open_disk()
+    wanted = frames(0, 1, 2)
+    write, read = os.pwritev, os.preadv
+
+    def cut(call: Callable[..., int]) -> Callable[..., int]:
+        def short(fd: int, buffers: list[memoryview], offset: int) -> int:
+            if len(buffers) == 1:
+                return call(fd, buffers, offset)
+            starts = accumulate(map(len, buffers), initial=0)
+            parts = [buffer[: max(0, count - start)] for buffer, start in zip(buffers, starts, strict=False)]
+            return call(fd, [part for part in parts if part], offset) if count else 0
+
+        return short
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", cut(write))
+        disk.put(wanted)
+    assert disk.read(list(wanted)) == list(wanted.values())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", cut(read))
+        assert disk.read(list(wanted)) == list(wanted.values())
+
+
 def test_a_write_error_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed store is not visible, takes no pages, and can be retried."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(9))
     for _ in range(5):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", fails_with(errno.EIO))
+            for call in ("pwrite", "pwritev"):
+                patch.setattr(os, call, fails_with(errno.EIO))
             results = disk.write(frames(0, 1))
         assert all(isinstance(result, BackendError) for result in results)
         assert disk.scan() == {make_key(9): PAGE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import strategies as st
@@ -50,6 +51,16 @@ class FreeSpaceMachine(RuleBasedStateMachine):
         if run is not None:
             assert run.pages == pages
             self.own((run,))
+
+    @rule(lengths=st.lists(st.integers(1, 5), max_size=6))
+    def take_row(self, lengths: list[int]) -> None:
+        longest = self.longest()
+        row = self.space.take_row(lengths)
+        assert [run.pages for run in row] == lengths[: len(row)]
+        self.own(tuple(row))
+        assert len(row) == len(lengths) or self.longest() < lengths[len(row)], "a long enough run was missed"
+        adjacent = all(run.address + run.pages == after.address for run, after in pairwise(row))
+        assert adjacent or sum(lengths) > longest, "the row is torn although one run would do"
 
     @rule(pages=st.integers(1, 9))
     def gather(self, pages: int) -> None:

@@ -91,7 +91,7 @@ def test_write_through_to_every_tier() -> None:
 
 def test_reads_in_smaller_batches_than_writes() -> None:
     """A tier that prefers so gets its promotions in more operations, which its threads share; but not one by one."""
-    eager = replace(DISK, preferred_batch=8, preferred_read_batch=1)
+    eager = replace(DISK, preferred_batch=8, preferred_read_bytes=1)
     core = make_core(tiers=[TierSpec("disk", eager)])
     keys = run(0, 6)
     core.put(keys)

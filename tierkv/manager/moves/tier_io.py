@@ -71,6 +71,7 @@ class TierIO:
         self._swept = step.budget.share()
         self._deleted = step.budget.share()
         # A completion is applied whole, so an instruction has a part of a step's keys.
+        self._frame_bytes = max(group_bytes, default=1)
         self._op_keys_max = max(1, step.budget.keys_max // OPS_PER_STEP_MIN)
 
     # -- existence -----------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class TierIO:
 
     def _questions(self, tier: LowerTier) -> list[TierOp]:
         """Reads and probes that are due in a tier."""
-        limits, keys_max = tier.limits, min(tier.capabilities.keys_per_read, self._op_keys_max)
+        limits, keys_max = tier.limits, min(tier.capabilities.keys_per_read(self._frame_bytes), self._op_keys_max)
         reads = _batches(self._promotions.pop(tier.index, []), keys_max)
         ops = [self.in_flight.issue(tier, Verb.READ, limits.read_deadline_s, slots=batch) for batch in reads]
         for probe in tier.probes.take(self._share.left) if tier.probes else ():
@@ -263,7 +264,6 @@ class TierIO:
     def _changes(self, tier: LowerTier, writes: list[int]) -> list[TierOp]:
         """Deletions and writes that are due in a tier. writes: slots of chunks that are demoted to it."""
         issue, deadline_s = self.in_flight.issue, tier.limits.write_deadline_s
-        keys_max = min(tier.capabilities.preferred_batch, self._op_keys_max)
         writes += self.cascades.take_writable(tier, self._step.now)
         ops: list[TierOp] = []
         if tier.residency.num_deleting:
@@ -271,8 +271,10 @@ class TierIO:
             room = max(0, self._step.budget.keys_max - tier.residency.num_deletions_under_way)
             deletions = tier.residency.take_deletions(self._step.now, min(self._deleted.left, room))
             self._deleted.take(len(deletions))
+            keys_max = min(tier.capabilities.preferred_batch, self._op_keys_max)
             ops += [issue(tier, Verb.DELETE, deadline_s, keys=tuple(keys)) for keys in _batches(deletions, keys_max)]
         if writes:
+            keys_max = min(tier.capabilities.keys_per_write(self._frame_bytes), self._op_keys_max)
             ops += [issue(tier, Verb.WRITE, deadline_s, slots=batch) for batch in _batches(writes, keys_max)]
         return ops
 

@@ -44,9 +44,10 @@ CAPABILITIES = Capabilities(
     keeps_ranks=True,
     reads_end_with_call=True,
     alignment=4096,
-    preferred_batch=16,
+    preferred_batch=128,
+    preferred_write_bytes=32 << 20,
+    preferred_read_bytes=4 << 20,
     preferred_concurrency=4,
-    preferred_read_batch=4,
 )
 
 PLUGIN = BackendPlugin(

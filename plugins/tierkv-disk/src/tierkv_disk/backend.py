@@ -18,7 +18,7 @@ from functools import partial
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.types.keys import Key
-from tierkv_disk.extents import RANK_BITS, RANK_MASK, SIZE_MASK, Run, pages_for, segment_of
+from tierkv_disk.extents import PAGE_BYTES, RANK_BITS, RANK_MASK, SIZE_MASK, Run, pages_for, rows_of, segment_of
 from tierkv_disk.failures import BAD_MEDIUM, NO_SPACE, as_tier_error
 from tierkv_disk.gate import CallGate
 from tierkv_disk.log.group_commit import GroupCommit
@@ -86,7 +86,7 @@ class DiskBackend:
         """Read each frame into its caller's buffer; a read that the medium fails quarantines the pages."""
         with self._gate.entered():
             self._watch.look()  # for the log; open files are read all the same
-            return [self._read(request) for request in requests]
+            return self._read(requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Store frames; with durability "batch" or "always" they are on the device when this returns."""
@@ -129,13 +129,34 @@ class DiskBackend:
         """Refuse further calls. Files stay open and locked until the last call in flight has ended."""
         self._gate.close()
 
-    def _read(self, request: ReadRequest) -> ReadResult:
+    def _read(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """Read adjacent frames in one call. Where that fails, each is read alone, and has a result of its own."""
         with self._table_lock:
-            found = self._table.find_frame(request.key)
-            if found is None:
-                return None
-            runs, size = found
-            self._table.pin(runs[0].address)
+            found = [self._table.find_frame(request.key) for request in requests]
+            pinned = [frame[0][0].address for frame in found if frame is not None]
+            for address in pinned:
+                self._table.pin(address)
+        try:
+            whole = {
+                number: frame[0][0]
+                for number, frame in enumerate(found)
+                if frame is not None and _is_whole(frame[0], len(requests[number].buffer))
+            }
+            done: set[int] = set()
+            for row in rows_of(whole):
+                buffers = [requests[number].buffer[: whole[number].pages * PAGE_BYTES] for number in row]
+                if self._segments.read_row(whole[row[0]].address, buffers):
+                    done.update(row)
+            return [
+                None if frame is None else frame[1] if number in done else self._read_alone(requests[number], *frame)
+                for number, frame in enumerate(found)
+            ]
+        finally:
+            with self._table_lock:
+                for address in pinned:
+                    self._table.unpin(address)
+
+    def _read_alone(self, request: ReadRequest, runs: tuple[Run, ...], size: int) -> ReadResult:
         try:
             if len(request.buffer) < size:
                 error = BackendError(f"the buffer has {len(request.buffer)} bytes, the frame {size}")
@@ -145,9 +166,6 @@ class DiskBackend:
             if error.errno in BAD_MEDIUM:
                 self._isolate(QuarantineEntry(request.key, runs, f"reading it failed: {error.strerror}"))
             return self._error(error, "cannot read", request.key)
-        finally:
-            with self._table_lock:
-                self._table.unpin(runs[0].address)
         if count < size:
             message = f"segment {segment_of(runs[0].address)} ends {size - count} bytes before the frame does"
             return CorruptFrameError(message, tier=self._tier, key=request.key)
@@ -161,12 +179,7 @@ class DiskBackend:
         except OSError as error:
             return [self._error(error, "cannot write", request.key) for request in requests]
         sync_failures = self._segments.sync_failures
-        placed: dict[int, tuple[Run, ...]] = {}
-        for number, request in enumerate(requests):
-            try:
-                placed[number] = self._place(request)
-            except OSError as error:
-                results[number] = self._error(error, "cannot write", request.key)
+        placed = self._place(requests, results)
         if not placed:
             return results
         placed_requests = [(requests[number], runs) for number, runs in placed.items()]
@@ -184,14 +197,27 @@ class DiskBackend:
                     self._table.release_runs(runs)
         return results
 
-    def _place(self, request: WriteRequest) -> tuple[Run, ...]:
-        """Write a frame into free pages. It is not visible to readers yet."""
-        size = len(request.frame)
-        if not 0 < len(request.key) <= KEY_BYTES_MAX:
-            raise BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
-        if not 0 < size <= self._locked.frame_bytes_max:
-            raise BackendError(f"a frame of {size} bytes: 1 to {self._locked.frame_bytes_max} are possible here")
-        runs = self._take(pages_for(size))
+    def _place(self, requests: Sequence[WriteRequest], results: list[WriteResult]) -> dict[int, tuple[Run, ...]]:
+        """Write frames into free pages, adjacent ones in one call. They are not visible to readers yet.
+
+        Returns:
+            Runs of each frame that was written, by its number; ``results`` gets the errors of the others.
+        """
+        taken = self._take_all(requests, results)
+        whole = {number: runs[0] for number, runs in taken.items() if _is_whole(runs, len(requests[number].frame))}
+        done: set[int] = set()
+        for row in rows_of(whole):
+            if self._segments.write_row(whole[row[0]].address, [requests[number].frame for number in row]):
+                done.update(row)
+        for number in [number for number in taken if number not in done]:
+            try:
+                self._write_alone(requests[number], taken[number])
+            except OSError as error:
+                del taken[number]
+                results[number] = self._error(error, "cannot write", requests[number].key)
+        return taken
+
+    def _write_alone(self, request: WriteRequest, runs: tuple[Run, ...]) -> None:
         try:
             self._segments.write_frame(runs, request.frame)
         except OSError as error:
@@ -200,7 +226,36 @@ class DiskBackend:
             with self._table_lock:
                 self._table.release_runs(runs)
             raise
-        return runs
+
+    def _take_all(self, requests: Sequence[WriteRequest], results: list[WriteResult]) -> dict[int, tuple[Run, ...]]:
+        """Take free pages for each frame, adjacent where possible; ``results`` gets the errors."""
+        left: list[int] = []
+        for number, request in enumerate(requests):
+            try:
+                self._require_storable(request)
+                left.append(number)
+            except OSError as error:
+                results[number] = self._error(error, "cannot write", request.key)
+        taken: dict[int, tuple[Run, ...]] = {}
+        while left:
+            with self._table_lock:
+                row = self._table.take_row([pages_for(len(requests[number].frame)) for number in left])
+            taken.update((number, (run,)) for number, run in zip(left, row, strict=False))
+            left = left[len(row) :]
+            if left:  # no free run is long enough
+                number = left.pop(0)
+                try:
+                    taken[number] = self._take(pages_for(len(requests[number].frame)))
+                except OSError as error:
+                    results[number] = self._error(error, "cannot write", requests[number].key)
+        return taken
+
+    def _require_storable(self, request: WriteRequest) -> None:
+        size = len(request.frame)
+        if not 0 < len(request.key) <= KEY_BYTES_MAX:
+            raise BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
+        if not 0 < size <= self._locked.frame_bytes_max:
+            raise BackendError(f"a frame of {size} bytes: 1 to {self._locked.frame_bytes_max} are possible here")
 
     def _take(self, pages: int) -> tuple[Run, ...]:
         """Take free pages: in one run, or in one run of a new segment, or in several runs, in this order."""
@@ -297,6 +352,11 @@ class DiskBackend:
 
     def _error(self, error: OSError, what: str, key: Key) -> TierKVError:
         return as_tier_error(error, f"{what} in {self._directory}", tier=self._tier, key=key)
+
+
+def _is_whole(runs: tuple[Run, ...], size: int) -> bool:
+    """Whether a frame is in one run, and ``size`` bytes of memory are its pages, or begin with them."""
+    return len(runs) == 1 and size >= runs[0].pages * PAGE_BYTES
 
 
 def _rank_of(request: WriteRequest) -> int:

@@ -6,6 +6,7 @@ delay the engine, does not visit integers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, NewType
 
 PAGE_BYTES = 4096
@@ -34,6 +35,23 @@ class Run(NamedTuple):
 
     address: PageAddress
     pages: int
+
+
+def rows_of(runs: Mapping[int, Run]) -> list[list[int]]:
+    """Numbers of runs that lie one behind the other, two or more in a row, in order of their addresses."""
+    rows: list[list[int]] = []
+    end: int | None = None
+    for number, (address, pages) in sorted(runs.items(), key=_address_of_item):
+        if address == end:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+        end = address + pages
+    return [row for row in rows if len(row) > 1]
+
+
+def _address_of_item(item: tuple[int, Run]) -> PageAddress:
+    return item[1].address
 
 
 def address_at(segment: int, page: int) -> PageAddress:

@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tierkv_disk.directory.files import open_file
@@ -116,6 +117,28 @@ class FileIO:
             count = min(size, _read_all(fd, bounce, offset))
             buffer[:count] = bounce[:count]
         return count
+
+    def write_all_at(self, fd: int, parts: Sequence[memoryview], offset: int) -> bool:
+        """Write ``parts`` one behind the other at ``offset``, in one call.
+
+        Returns:
+            Whether all bytes were written. If not, the caller writes part by part, and learns which one fails.
+        """
+        try:
+            return os.pwritev(fd, parts, offset) == sum(map(len, parts))
+        except OSError:
+            return False
+
+    def read_all_at(self, fd: int, parts: Sequence[memoryview], offset: int) -> bool:
+        """Fill ``parts`` one behind the other from ``offset``, in one call.
+
+        Returns:
+            Whether all were filled. If not, the caller reads part by part, and learns which one fails.
+        """
+        try:
+            return os.preadv(fd, parts, offset) == sum(map(len, parts))
+        except OSError:
+            return False
 
     def _bounce(self) -> memoryview:
         buffer: mmap.mmap | None = getattr(self._local, "buffer", None)

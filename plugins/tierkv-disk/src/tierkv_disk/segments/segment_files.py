@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,6 +167,14 @@ class SegmentFiles:
             if count < part:
                 break
         return start
+
+    def write_row(self, address: PageAddress, frames: Sequence[memoryview]) -> bool:
+        """Write frames of whole pages one behind the other, in one call. Returns whether all were written."""
+        return self._io.write_all_at(self._files[segment_of(address)], frames, page_of(address) * PAGE_BYTES)
+
+    def read_row(self, address: PageAddress, buffers: Sequence[memoryview]) -> bool:
+        """Fill buffers of whole pages one behind the other, in one call. Returns whether all were filled."""
+        return self._io.read_all_at(self._files[segment_of(address)], buffers, page_of(address) * PAGE_BYTES)
 
     def sync(self, numbers: set[int], failures_before: int | None = None) -> None:
         """Force the written bytes of these segments to the device.

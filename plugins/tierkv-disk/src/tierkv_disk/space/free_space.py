@@ -10,6 +10,7 @@ distinct lengths of free runs.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from tierkv_disk.extents import PageAddress, Run
 
@@ -42,6 +43,34 @@ class FreeSpace:
         """Take the first ``pages`` pages of the shortest free run that has them; None if no run is long enough."""
         at = bisect_left(self._lengths, pages)
         return self._take(self._lengths[at], pages) if at < len(self._lengths) else None
+
+    def take_row(self, lengths: Sequence[int]) -> list[Run]:
+        """Take a run per length, as many of them adjacent as possible: the frames of a batch are moved in one call.
+
+        Returns:
+            A run per length, in order; fewer if no free run is long enough for the next one.
+        """
+        row: list[Run] = []
+        left = sum(lengths)
+        while len(row) < len(lengths):
+            run = self.take_run(left)
+            if run is None:
+                longest = self._lengths[-1] if self._lengths else 0
+                fitting = 0
+                for length in lengths[len(row) :]:
+                    if fitting + length > longest:
+                        break
+                    fitting += length
+                if not fitting:
+                    return row
+                run = self._take(longest, fitting)
+            address, pages = run
+            left -= pages
+            while pages:
+                length = lengths[len(row)]
+                row.append(Run(address, length))
+                address, pages = PageAddress(address + length), pages - length
+        return row
 
     def gather_runs(self, pages: int) -> tuple[Run, ...] | None:
         """Take ``pages`` pages in as few runs as possible; None if fewer pages are free."""

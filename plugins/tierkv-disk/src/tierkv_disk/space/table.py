@@ -6,7 +6,7 @@ runs are in a second dict.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tierkv.types.keys import Key
 from tierkv_disk.extents import (
@@ -91,6 +91,10 @@ class Table:
         """Take free pages in one run; None if no free run is long enough."""
         run = self._free.take_run(pages)
         return None if run is None else (run,)
+
+    def take_row(self, lengths: Sequence[int]) -> list[Run]:
+        """Take a run per number of pages, adjacent where possible; fewer if the next one finds no run."""
+        return self._free.take_row(lengths)
 
     def gather_runs(self, pages: int) -> tuple[Run, ...] | None:
         """Take free pages in as few runs as possible; None if fewer pages are free."""
