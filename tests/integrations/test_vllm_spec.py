@@ -85,6 +85,7 @@ class Config:
     model: Model = field(default_factory=Model)
     cache: Cache = field(default_factory=Cache)
     parallel: Parallel = field(default_factory=Parallel)
+    replicated_layout: bool = False
     canonical_layout: bool = False
     kv_cache_layout: str | None = "LBHNC"
 
@@ -146,6 +147,13 @@ def test_the_namespace_tells_all_that_changes_the_bytes() -> None:
     shapes += [offloading_engine(plain, "cpu", [state]) for state in ("a state", "another state")]
     assert len(set(shapes)) == len(shapes)
     assert offloading_engine(plain, "cpu", [""]) == shapes[0]
+
+
+def test_ranks_with_equal_pages_store_one_copy() -> None:
+    """With latent attention in all layers, each worker holds the whole of it."""
+    config = replace(Config(), parallel=Parallel(world_size=4))
+    assert offloading_engine(config, "cpu", [""]).groups[0].copies == 1
+    assert offloading_engine(replace(config, replicated_layout=True), "cpu", [""]).groups[0].copies == 4
 
 
 def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:

@@ -38,9 +38,10 @@ class Rank:
     """One worker with its own KV tensor, driven as an engine drives it."""
 
     def __init__(self, stack: StagedStack, rank: int) -> None:
-        rng = np.random.default_rng(rank)
+        setup = stack.worker_setup(rank)
+        rng = np.random.default_rng(rank // setup.geometry.groups[0].copies)
         self.cache = rng.integers(0, 255, (BLOCKS, PAGE), dtype=np.uint8)
-        self.worker = open_worker(pickle.loads(pickle.dumps(stack.worker_setup(rank))))
+        self.worker = open_worker(pickle.loads(pickle.dumps(setup)))
         self.worker.register_kv_caches([[self.cache]])
 
     def run(self, transfer: StagedTransfer, blocks: Sequence[int], *, is_store: bool) -> bool:
@@ -95,12 +96,14 @@ class Bed:
 
 
 @contextmanager
-def opened(place: Path | None = None, *, slots: int = 8, workers: int = 1, **changes: Any) -> Iterator[Bed]:
-    """A bed that is closed in any case."""
+def opened(
+    place: Path | None = None, *, slots: int = 8, workers: int = 1, copies: int = 1, **changes: Any
+) -> Iterator[Bed]:
+    """A bed that is closed in any case. copies: workers with equal pages."""
     disk = {"backend": "disk", "path": str(place), "capacity": "8MiB", "min_free_bytes": 0}
     host = {"capacity": slots * SLOT_BYTES, "reserved_share": 1.0}
     config = {"host": host, "tiers": [] if place is None else [disk], **changes}
-    engine = EngineSpec("model", "float32", (GroupSpec(TOKENS, (PAGE,)),), TOKENS, num_workers=workers)
+    engine = EngineSpec("model", "float32", (GroupSpec(TOKENS, (PAGE,), copies=copies),), TOKENS, num_workers=workers)
     with ExitStack() as undo:
         stack = open_staged_stack(config, engine)
         undo.callback(stack.close, 5.0)
@@ -126,15 +129,16 @@ def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
         assert (counters.chunks_stored, dict(counters.chunks_hit)) == (3, {"host": 3})
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_restart_finds_what_was_stored(tmp_path: Path, workers: int) -> None:
-    """Chunks on the disk are read by the next process, verified, and loaded."""
+@pytest.mark.parametrize(("workers", "copies"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+def test_a_restart_finds_what_was_stored(tmp_path: Path, workers: int, copies: int) -> None:
+    """Chunks on the disk are read by the next process, verified, and loaded; copies are stored once."""
     chunks = keys(3)
-    with opened(tmp_path, workers=workers) as bed:
+    with opened(tmp_path, workers=workers, copies=copies) as bed:
         bed.store(chunks, [1, 2, 3])
         expected = [rank.cache[[1, 2, 3]].copy() for rank in bed.ranks]
+        assert sum(rank.worker.bytes_stored for rank in bed.ranks) == 3 * PAGE * workers // copies
         assert bed.stack.close()
-    with opened(tmp_path, workers=workers) as bed:
+    with opened(tmp_path, workers=workers, copies=copies) as bed:
         assert bed.ask(chunks) == [PENDING, PENDING, PENDING]
         assert bed.ask_until_known(chunks) == [HIT, HIT, HIT]
         bed.load(chunks, [9, 8, 7])

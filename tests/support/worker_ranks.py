@@ -29,10 +29,11 @@ PAGE_BYTES = (256, 96)
 PATIENCE_S = 20.0
 
 
-def spec_of(num_workers: int, *, processes: bool = False) -> EngineSpec:
-    """Return an engine whose chunks of two blocks have 704 bytes per worker."""
+def spec_of(num_workers: int, *, processes: bool = False, copies: int = 1) -> EngineSpec:
+    """Return an engine whose chunks of two blocks have 704 bytes per worker, or per ``copies`` workers."""
+    groups = (GroupSpec(BLOCK_TOKENS, PAGE_BYTES, copies=copies),)
     return EngineSpec(
-        "m", "float32", (GroupSpec(BLOCK_TOKENS, PAGE_BYTES),), BLOCK_TOKENS, num_workers=num_workers,
+        "m", "float32", groups, BLOCK_TOKENS, num_workers=num_workers,
         capabilities=EngineCapabilities(worker_processes=processes),
     )  # fmt: skip
 
@@ -62,11 +63,18 @@ class Rank(Protocol):
 
 
 class LocalRank:
-    """Worker in this process. ``device``: torch's device of its pages; empty: numpy memory."""
+    """Worker in this process.
 
-    def __init__(self, worker: Worker, seed: int = 1, device: str = "") -> None:
+    Args:
+        worker: the worker.
+        seed: of the bytes of its pages.
+        device: torch's device of its pages; empty: numpy memory.
+        copies: workers with equal pages.
+    """
+
+    def __init__(self, worker: Worker, seed: int = 1, device: str = "", copies: int = 1) -> None:
         self.worker = worker
-        self.pages: list[Any] = [*pages_of(worker.rank, seed)]
+        self.pages: list[Any] = [*pages_of(worker.rank // copies, seed)]
         if device:
             import torch  # noqa: PLC0415 - seconds in each new process, which most of them do not need
 
@@ -132,7 +140,7 @@ def serve_rank(pipe: Connection, setup: WorkerSetup, seed: int, stall: str, devi
     if stall:
         setattr(HostPages, stall, _stalled(getattr(HostPages, stall)))
     with tierkv.open_worker(setup) as worker:
-        rank = LocalRank(worker, seed, device)
+        rank = LocalRank(worker, seed, device, setup.geometry.groups[0].copies)
         calls: dict[str, Callable[..., object]] = {
             "step": rank.step, "finished": rank.finished, "block": rank.block, "drain": worker.drain,
             "quit": lambda: None,

@@ -90,6 +90,22 @@ def test_chunks_of_one_block_are_restored(device: str) -> None:
     bed.close()
 
 
+def test_a_worker_stores_its_share_of_equal_pages(device: str) -> None:
+    """Of two workers with equal pages, the first stores even slots. It loads from all of them."""
+    spec = replace(SPEC, groups=tuple(replace(group, copies=2) for group in SPEC.groups), num_workers=2)
+    bed = Bed(device, geometry=Geometry.of(spec, blocks=3))
+    before = bed.arena.slot(1).tobytes()
+    stored = job(1, list(range(1, 10)), store=True)
+    assert not bed.run(stores=(stored,))
+    assert bed.arena.slot(1).tobytes() == before
+    for slot in (0, 2):
+        bed.sealer.check_slot(bed.arena.slot(slot), stored.keys[slot])
+    assert bed.worker.bytes_stored == 2 * bed.geometry.groups[0].worker_bytes
+    loaded = job(2, list(range(11, 20)), store=False)
+    assert bed.run(loads=(loaded,)) == {2: frozenset({stored.keys[1]})}
+    bed.close()
+
+
 @pytest.mark.parametrize("void", [{0}, {1}, {0, 1, 2}])
 def test_void_slots_are_reported_and_their_blocks_unchanged(
     bed: Bed, caplog: pytest.LogCaptureFixture, void: set[int]

@@ -142,8 +142,8 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
         dtype=engine.dtype,
         layout=engine.layout,
         groups=tuple(
-            (group.block_tokens, group.page_bytes * engine.num_workers, group.kind.value, group.window_tokens)
-            for group in engine.groups
+            (group.block_tokens, group.page_bytes * sizes.parts, group.kind.value, group.window_tokens)
+            for group, sizes in zip(engine.groups, geometry.groups, strict=True)
         ),
         blocks_per_chunk=geometry.blocks_per_chunk,
         hash_block_tokens=engine.hash_block_tokens,

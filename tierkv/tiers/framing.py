@@ -243,12 +243,11 @@ def _check_shape(header: FrameHeader, geometry: Geometry) -> None:
     """
     try:
         _, group = split_key(header.key)
-        payload_bytes = geometry.groups[group].payload_bytes
+        sizes = geometry.groups[group]
     except (ValueError, IndexError):
         raise CorruptFrameError(f"key {header.key.hex()} names none of the {len(geometry.groups)} groups") from None
-    expect_field("raw bytes", header.raw_bytes, payload_bytes)
-    parts = geometry.num_workers if geometry.num_workers > 1 else 0
-    expect_field("part count", len(header.part_checksums), parts)
+    expect_field("raw bytes", header.raw_bytes, sizes.payload_bytes)
+    expect_field("part count", len(header.part_checksums), sizes.parts if sizes.parts > 1 else 0)
 
 
 def _identity(header: FrameHeader) -> bytes:

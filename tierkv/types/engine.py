@@ -64,6 +64,9 @@ class GroupSpec:
     """Attention of the group's layers."""
     window_tokens: int | None = None
     """Tokens of the window or local section; None for full attention and SSM."""
+    copies: int = 1
+    """Workers of consecutive ranks that hold equal pages of this group: all workers with latent attention, some of them
+    where there are more workers than heads. One of them stores each chunk, and all of them load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ class EngineSpec:
     world_size: int = 1
     """Number of such shares."""
     num_workers: int = 1
-    """Workers that share one stack (tensor parallel). A chunk holds the pages of all of them. A job has ended when all
-    workers have reported it."""
+    """Workers that share one stack (tensor parallel). A chunk holds the pages of all of them, without the copies of a
+    group. A job has ended when all workers have reported it."""
     replica: int = 0
     """Number of this engine among engines of one description (data parallel), from 0. Each has its own storage in tiers
     that only one process may open, and finds it again under the same number. Shared tiers are common to all."""

@@ -28,9 +28,13 @@ class GroupGeometry:
     page_bytes: tuple[int, ...]
     """Bytes of one block in each tensor of one worker."""
     worker_bytes: int
-    """Bytes of one worker's part of a chunk: tensor by tensor, the pages of all its blocks."""
+    """Bytes of a worker's part of a chunk: tensor by tensor, the pages of all its blocks."""
     payload_bytes: int
-    """Bytes of one chunk: the parts of all workers in turn."""
+    """Bytes of one chunk: its parts in turn."""
+    parts: int = 1
+    """Parts of a chunk: one per worker, or one per ``copies`` workers."""
+    copies: int = 1
+    """Workers of consecutive ranks that hold equal parts."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
     """Attention of the group's layers."""
     window_chunks: int | None = None
@@ -80,16 +84,15 @@ class Geometry:
         """Derive the sizes from an engine and a chunk size in GPU blocks or tokens (neither: one block).
 
         Raises:
-            ConfigError: both sizes are given; a size does not divide (the message names the next valid size); or the
-                GPU block is no multiple of the hash block (S11).
+            ConfigError: both sizes are given; a size does not divide (the message names the next valid size); the GPU
+                block is no multiple of the hash block (S11); or the numbers of workers and copies do not fit.
         """
         if not engine.groups:
             raise ConfigError("the engine has no KV cache group: give at least one in EngineSpec.groups")
         for i, group in enumerate(engine.groups):
             _check_group(i, group, engine.hash_block_tokens)
         factor = _blocks_per_chunk(engine, blocks, tokens)
-        if engine.num_workers < 1:
-            raise ConfigError(f"num_workers = {engine.num_workers}: give 1 or more")
+        _check_workers(engine)
         aligned_tokens = _aligned_tokens(engine.groups, factor)
         groups = tuple(
             _group_geometry(i, group, factor, engine, aligned_tokens) for i, group in enumerate(engine.groups)
@@ -103,6 +106,7 @@ def _group_geometry(
     chunk_tokens = group.block_tokens * factor
     window = _window_chunks(group, chunk_tokens)
     worker_bytes = factor * sum(group.page_bytes)
+    parts = engine.num_workers // group.copies
     return GroupGeometry(
         index=index,
         block_tokens=group.block_tokens,
@@ -110,7 +114,9 @@ def _group_geometry(
         hashes_per_chunk=chunk_tokens // engine.hash_block_tokens,
         page_bytes=group.page_bytes,
         worker_bytes=worker_bytes,
-        payload_bytes=worker_bytes * engine.num_workers,
+        payload_bytes=worker_bytes * parts,
+        parts=parts,
+        copies=group.copies,
         kind=group.kind,
         window_chunks=window,
         aligned_chunks=_aligned_chunks(chunk_tokens, window, aligned_tokens),
@@ -180,6 +186,17 @@ def _check_group(index: int, group: GroupSpec, hash_block_tokens: int) -> None:
         raise ConfigError(
             f"group {index}: window_tokens {group.window_tokens} is given, but a {group.kind.value} group has no window"
         )
+
+
+def _check_workers(engine: EngineSpec) -> None:
+    if engine.num_workers < 1:
+        raise ConfigError(f"num_workers = {engine.num_workers}: give 1 or more")
+    for i, group in enumerate(engine.groups):
+        if group.copies < 1 or engine.num_workers % group.copies:
+            raise ConfigError(
+                f"group {i}: copies = {group.copies} does not divide num_workers = {engine.num_workers}: give 1, or "
+                "the number of workers whose pages are equal"
+            )
 
 
 def _blocks_per_chunk(engine: EngineSpec, blocks: int | None, tokens: int | None) -> int:

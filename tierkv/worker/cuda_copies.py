@@ -151,6 +151,8 @@ class CudaCopies:
             if ref == VOID_SLOT:
                 failed.add(key)
                 continue
+            if job.is_store and not self._rank_slice.stores(ref.slot, group):
+                continue
             try:
                 self._pages.check_ids(group, blocks[1])
             except TierKVError as error:
@@ -220,7 +222,7 @@ class CudaCopies:
         checksums = []
         for key, ref, group in zip(job.keys, job.slots, job.chunk_groups, strict=True):
             digest = b""
-            if key not in failed:
+            if key not in failed and self._rank_slice.stores(ref.slot, group):
                 try:
                     digest = self._rank_slice.finish_store(key, ref.slot, group)
                 except Exception as error:  # noqa: BLE001 - concerns this chunk alone (promise 3)

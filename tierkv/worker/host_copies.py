@@ -53,6 +53,9 @@ class HostCopies:
         parts = chunk_blocks(job, self._rank_slice.geometry.blocks_per_chunk)
         for key, ref, group, (skip, block_ids) in zip(job.keys, job.slots, job.chunk_groups, parts, strict=True):
             digest = b""
+            if job.is_store and not self._rank_slice.stores(ref.slot, group):
+                checksums.append(digest)
+                continue
             if ref == VOID_SLOT:  # a key that cannot be loaded; its blocks may belong to another request by now
                 failed.add(key)
                 continue

@@ -122,13 +122,12 @@ class RankReports:
 
     def _seal(self, entry: _OpenJob) -> set[Key]:
         """Write the header of every chunk that is complete. Returns the keys of the others."""
-        if self._geometry.num_workers == 1:
-            return set()  # the worker has sealed them
         failed = set()
-        for key, slot, raw_bytes, checksums in self._chunks(entry):
-            if key in entry.failed:
+        for key, slot, group, checksums in self._chunks(entry):
+            if key in entry.failed or self._geometry.groups[group].parts == 1:  # the worker has sealed the slot
                 continue
             try:
+                raw_bytes = self._geometry.groups[group].payload_bytes
                 self._sealer.seal_parts(self._arena.slot(slot), key, raw_bytes, checksums)
             except ValueError as error:  # a part was not reported: the chunk is incomplete
                 _log.warning("chunk %s cannot be sealed: %s", key.hex(), error)
@@ -136,9 +135,11 @@ class RankReports:
         return failed
 
     def _chunks(self, entry: _OpenJob) -> Iterator[tuple[Key, int, int, list[bytes]]]:
-        """Yield key, slot, payload bytes and part checksums of each chunk. An empty checksum marks a missing part."""
+        """Yield key, slot, group and part checksums of each chunk. An empty checksum marks a missing part."""
         job = entry.job
-        columns = [entry.parts[rank] for rank in range(self._geometry.num_workers)]
         for number, (key, ref, group) in enumerate(zip(job.keys, job.slots, job.chunk_groups, strict=True)):
+            sizes = self._geometry.groups[group]
+            ranks = range(ref.slot % sizes.copies, self._geometry.num_workers, sizes.copies)  # one per part
+            columns = [entry.parts[rank] for rank in ranks]
             checksums = [column[number] if number < len(column) else b"" for column in columns]
-            yield key, ref.slot, self._geometry.groups[group].payload_bytes, checksums
+            yield key, ref.slot, group, checksums

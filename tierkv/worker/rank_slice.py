@@ -1,7 +1,10 @@
 """Slice of the arena's slots that belongs to one rank: its position, sealing after a store, checks before a load.
 
-A chunk's payload holds the parts of worker 0, 1, ... one after the other. A single worker seals its slots itself. Each
-of several workers reports the checksum of its part, and the stack seals the slot when it has all of them.
+A chunk's payload holds the parts of worker 0, 1, ... one after the other. Each worker reports the checksum of its part,
+and the stack seals the slot when it has all of them. A chunk of one part is sealed by its worker.
+
+Where workers hold equal pages, they share a part: one of them stores it, all of them load it. They take turns by slot,
+so each stores an equal share of the chunks.
 
 *Staged*: the reports of an engine that schedules itself carry no checksums, and it cannot receive a failed load. Then
 each of several workers writes its checksum to the slot. A load checks nothing: the engine learned of the chunk only
@@ -52,7 +55,6 @@ class RankSlice:
         self.geometry = geometry
         self.rank = rank
         self.arena = arena
-        self.is_alone = geometry.num_workers == 1
         self._sealer = sealer
         self._verify_loads = verify_loads
         self._staged = staged
@@ -63,9 +65,12 @@ class RankSlice:
 
     def part(self, slot: int, group: int) -> Bytes:
         """Return this worker's part of a slot that holds a chunk of ``group``: a writable array of one dimension."""
-        part_bytes = self.geometry.groups[group].worker_bytes
-        start = self.rank * part_bytes
-        return self.arena.payload(slot)[start : start + part_bytes]
+        start, end = self._range(group)
+        return self.arena.payload(slot)[start:end]
+
+    def stores(self, slot: int, group: int) -> bool:
+        """Whether this worker stores a chunk of ``group`` to a slot. Otherwise one with equal pages does."""
+        return (self.rank - slot) % self.geometry.groups[group].copies == 0
 
     def finish_store(self, key: Key, slot: int, group: int) -> bytes:
         """Complete a store whose part is in place: seal the slot, or compute the part's checksum.
@@ -79,14 +84,14 @@ class RankSlice:
         unused = self._unused[group]
         if unused.start < unused.stop:
             self.part(slot, group)[unused] = 0
-        if self.is_alone:
-            self._sealer.seal(self.arena.slot(slot), key, self.geometry.groups[group].payload_bytes)
+        sizes = self.geometry.groups[group]
+        if sizes.parts == 1:
+            self._sealer.seal(self.arena.slot(slot), key, sizes.payload_bytes)
             return b""
-        part_bytes = self.geometry.groups[group].worker_bytes
-        start = HEADER_BYTES + self.rank * part_bytes
-        digest = checksum(self.arena.slot(slot)[start : start + part_bytes])
+        start, end = self._range(group)
+        digest = checksum(self.arena.slot(slot)[HEADER_BYTES + start : HEADER_BYTES + end])
         if self._staged:
-            put_part_checksum(self.arena.slot(slot), self.rank, digest)
+            put_part_checksum(self.arena.slot(slot), self.rank // sizes.copies, digest)
         return digest
 
     def check_load(self, key: Key, slot: int, group: int) -> None:
@@ -98,16 +103,22 @@ class RankSlice:
         if self._staged:
             return
         sizes, view = self.geometry.groups[group], self.arena.slot(slot)
-        header = self._sealer.check_slot(view, key, payload=self._verify_loads and self.is_alone)
+        header = self._sealer.check_slot(view, key, payload=self._verify_loads and sizes.parts == 1)
         if header.raw_bytes != sizes.payload_bytes:
             raise CorruptFrameError(
                 f"chunk of {header.raw_bytes} bytes, this group's chunks have {sizes.payload_bytes}", key=key
             )
-        if self.is_alone:
+        if sizes.parts == 1:
             return
-        if len(header.part_checksums) != self.geometry.num_workers:
+        if len(header.part_checksums) != sizes.parts:
             raise CorruptFrameError(
-                f"chunk of {len(header.part_checksums)} parts, there are {self.geometry.num_workers} workers", key=key
+                f"chunk of {len(header.part_checksums)} parts, this engine's have {sizes.parts}", key=key
             )
         if self._verify_loads:
-            self._sealer.check_parts(view, header, (self.rank,))
+            self._sealer.check_parts(view, header, (self.rank // sizes.copies,))
+
+    def _range(self, group: int) -> tuple[int, int]:
+        """Begin and end of this worker's part in the payload."""
+        sizes = self.geometry.groups[group]
+        start = self.rank // sizes.copies * sizes.worker_bytes
+        return start, start + sizes.worker_bytes

@@ -1,7 +1,7 @@
 """Seals of a staged stack's stores, on the scheduler's side: slots are opened at the grant and sealed at the end.
 
 The engine reports only that a job has ended. The slot itself shows whether the chunk is complete: it has the seal of
-the only worker, or the checksums of all workers, from which the seal is made here. An incomplete chunk is a failed
+its only part's worker, or the checksums of all parts, from which the seal is made here. An incomplete chunk is a failed
 store. Sealing reads no payload.
 """
 
@@ -44,7 +44,7 @@ class StagedSeals:
         return frozenset(key for key, group, ref in chunks if not self._seal_slot(key, group, ref.slot))
 
     def _seal_slot(self, key: Key, group: int, slot: int) -> bool:
-        view, parts = self._arena.slot(slot), self._geometry.num_workers
+        view, parts = self._arena.slot(slot), self._geometry.groups[group].parts
         if parts == 1:
             return is_sealed(view)
         digests = part_checksums(view, parts)

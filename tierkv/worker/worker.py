@@ -179,16 +179,19 @@ class Worker:
             finished[job_id] = 1
             if result.failed:
                 failed[job_id] = result.failed
-            if not self._rank_slice.is_alone:
+            if self._geometry.num_workers > 1:
                 parts[job_id] = {self.rank: result.checksums}
             self._count(job, result)
         transfers = self._stats.drain()
         return WorkerOutput(finished, failed, parts, transfers.data if transfers else {})
 
     def _count(self, job: TransferJob, result: CopyResult) -> None:
-        groups, failed = self._geometry.groups, result.failed
-        sizes = [groups[g].worker_bytes for key, g in zip(job.keys, job.chunk_groups, strict=True) if key not in failed]
-        copied = sum(sizes)
+        groups, stores = self._geometry.groups, self._rank_slice.stores
+        copied = sum(
+            groups[group].worker_bytes
+            for key, ref, group in zip(job.keys, job.slots, job.chunk_groups, strict=True)
+            if key not in result.failed and (not job.is_store or stores(ref.slot, group))
+        )
         began_s = self._began_s.pop(job.job_id)
         # If the copy itself was not timed, the time from its start to now is an upper bound.
         seconds = self._clock() - began_s if result.seconds is None else result.seconds

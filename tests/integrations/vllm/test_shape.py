@@ -112,6 +112,13 @@ def test_latent_attention_is_full_attention() -> None:
     assert engine_spec(vllm_config(), kv_cache_config(latent)).groups[0].kind is GroupKind.FULL_ATTENTION
 
 
+def test_ranks_with_equal_pages_store_one_copy() -> None:
+    """VLLM says how many ranks hold the same KV in all layers: with heads divided among the ranks, none."""
+    two_ranks = vllm_config(parallel__world_size=2)
+    assert engine_spec(two_ranks, kv_cache_config(FULL)).groups[0].copies == 1
+    assert engine_spec(two_ranks, replace(kv_cache_config(FULL), kv_tp_replicas=2)).groups[0].copies == 2
+
+
 def test_layers_that_keep_a_state() -> None:
     """Of a state a hit needs the last one only; it has no window in tokens."""
     spec = engine_spec(vllm_config(), kv_cache_config(FULL, ALIGNED))

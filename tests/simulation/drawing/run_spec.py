@@ -202,17 +202,24 @@ MODELS: tuple[tuple[tuple[GroupKind, int, int | None], ...], ...] = (
 
 def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
     model = rng.choice(MODELS)
-    groups = tuple(
-        GroupSpec(size, (size * TOKEN_BYTES,) * rng.choice((1, 2)), kind, window) for kind, size, window in model
-    )
-    sizes = [group.block_tokens for group in groups]
+    tensors = [rng.choice((1, 2)) for _ in model]
+    sizes = [size for _, size, _ in model]
     lazy = rng.random() < plan.lazy
+    hash_block_tokens = rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2
+    workers = rng.choice((1, 1, 2, 3))
+    groups = tuple(
+        GroupSpec(
+            size, (size * TOKEN_BYTES,) * count, kind, window,
+            copies=workers if (sum(tensors) + number) % 3 == 0 else 1,  # drawn above: equal pages in a third of groups
+        )
+        for number, ((kind, size, window), count) in enumerate(zip(model, tensors, strict=True))
+    )  # fmt: skip
     return EngineSpec(
         model="simulated",
         dtype="bytes",
         groups=groups,
-        hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
-        num_workers=rng.choice((1, 1, 2, 3)),
+        hash_block_tokens=hash_block_tokens,
+        num_workers=workers,
         capabilities=EngineCapabilities(
             # What has no content to be found by is never stored lazily.
             prefix_caching=lazy or rng.random() < plan.caching,

@@ -120,7 +120,7 @@ class Truth:
         self._salt = hashlib.blake2b(epoch.encode(), digest_size=16).digest()
 
     def tensor_bytes(self, request: SimRequest, group: int, part: int, start: int, stop: int) -> bytes:
-        """KV bytes of tokens ``start`` to ``stop``. ``part`` counts tensors over all workers, worker by worker."""
+        """KV bytes of tokens ``start`` to ``stop``. ``part`` counts tensors, worker by worker, without copies."""
         span = slice(part * TOKEN_BYTES, (part + 1) * TOKEN_BYTES)
         return b"".join(self._digest(link, group)[span] for link in request.chain[start:stop])
 
@@ -149,7 +149,7 @@ class Truth:
         blocks = self.geometry.blocks_per_chunk
         if group.window_chunks is None or blocks == 1:
             return False
-        parts = len(group.page_bytes) * self.geometry.num_workers
+        parts = len(group.page_bytes) * group.parts
         block_bytes = len(right) // parts // blocks
         return any(_without_front(right, parts, skip * block_bytes) == found for skip in range(1, blocks))
 
@@ -162,5 +162,5 @@ class Truth:
                     start, stop = i * group.chunk_tokens, (i + 1) * group.chunk_tokens
                     self.payloads[key] = b"".join(
                         self.tensor_bytes(request, group.index, part, start, stop)
-                        for part in range(tensors * self.geometry.num_workers)
+                        for part in range(tensors * group.parts)
                     )

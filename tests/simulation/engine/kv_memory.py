@@ -30,9 +30,15 @@ class KvMemory:
             [[np.full((num_blocks, size), 0xEE, np.uint8) for size in group.page_bytes] for group in spec.groups]
             for _ in range(spec.num_workers)
         ]
-        # Tensors of all workers, worker by worker: how the truth counts them.
-        self._parts = [
-            [tensor for worker in self._tensors for tensor in worker[index]] for index in range(len(spec.groups))
+        self._parts = [self._parts_of(index) for index in range(len(spec.groups))]
+
+    def _parts_of(self, index: int) -> list[tuple[int, Bytes]]:
+        """Number and tensor of each part of a group. The truth counts tensors, worker by worker, without copies."""
+        group = self._groups[index]
+        return [
+            (rank // group.copies * len(group.page_bytes) + number, tensor)
+            for rank, worker in enumerate(self._tensors)
+            for number, tensor in enumerate(worker[index])
         ]
 
     def caches(self, worker: int) -> list[list[Bytes]]:
@@ -46,7 +52,7 @@ class KvMemory:
     def garble(self, group: int, block_ids: Iterable[int], filling: int) -> None:
         """Overwrite blocks that have a new owner, so that no previous byte is left."""
         for block_id in block_ids:
-            for tensor in self._parts[group]:
+            for _, tensor in self._parts[group]:
                 tensor[block_id] = filling
 
     def verify(self, request: SimRequest, group: int, table: Sequence[int], start: int, stop: int) -> None:
@@ -62,7 +68,7 @@ class KvMemory:
         ids = table[first : cdiv(stop, size)]
         demand(NULL_BLOCK_ID not in ids, ENGINE, f"request {request.request_id} has freed a block that it needs")
         span = slice((start - first * size) * TOKEN_BYTES, (stop - first * size) * TOKEN_BYTES)
-        for part, tensor in enumerate(self._parts[group]):
+        for part, tensor in self._parts[group]:
             right = self._truth.tensor_bytes(request, group, part, start, stop)
             found = tensor[ids].reshape(-1)[span].tobytes()
             if found != right:
@@ -82,6 +88,6 @@ class KvMemory:
                 continue
             begin, end = max(start, i * size), min(stop, (i + 1) * size)
             span = slice((begin - i * size) * TOKEN_BYTES, (end - i * size) * TOKEN_BYTES)
-            for part, tensor in enumerate(self._parts[group]):
+            for part, tensor in self._parts[group]:
                 right = self._truth.tensor_bytes(request, group, part, begin, end)
                 tensor[table[i], span] = np.frombuffer(right, np.uint8)

@@ -22,7 +22,7 @@ from tierkv.frames.frame import HEADER_BYTES, checksum, frame_bytes
 from tierkv.frames.sealer import FrameSealer
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.engine import GroupKind
-from tierkv.types.keys import Key
+from tierkv.types.keys import Key, split_key
 from tierkv.types.transfers import VOID_SLOT
 
 NAMED = "a wrong call is a named error"
@@ -250,18 +250,18 @@ class World:
         """Put the frames of a request's chunks into a storage. Returns their keys."""
         truth = self.process.truth
         truth.learn(request)
-        workers = self.setup.engine.num_workers
         sealer = FrameSealer(self.process.stack.namespace.fingerprint())
         keys: list[Key] = [key for group in truth.geometry.groups for key in truth.keys(request, group.index)]
         for key in keys:
             payload = truth.payloads[key]
             frame = bytearray(frame_bytes(len(payload)))
             frame[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
-            size = len(payload) // workers
-            if workers == 1:
+            parts = truth.geometry.groups[split_key(key)[1]].parts
+            size = len(payload) // parts
+            if parts == 1:
                 sealer.seal(memoryview(frame), key, len(payload))
             else:
-                checksums = [checksum(payload[rank * size : (rank + 1) * size]) for rank in range(workers)]
+                checksums = [checksum(payload[part * size : (part + 1) * size]) for part in range(parts)]
                 sealer.seal_parts(memoryview(frame), key, len(payload), checksums)
             storage.frames[key] = bytes(frame)
         return keys

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
@@ -50,13 +51,14 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     check_states(kv_cache_config.kv_cache_groups, hash_block_tokens)
     model, cache = vllm_config.model_config, vllm_config.cache_config
     runs = group_runs(kv_cache_config)
+    copies = int(getattr(kv_cache_config, "kv_tp_replicas", 1))  # the least of all layers
     return EngineSpec(
         model=str(model.model),
         revision=" ".join(filter(None, (model.revision, weights_identity(model)))),
         dtype=_dtype_name(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype),
         layout=_layout(vllm_config, kv_cache_config),
         groups=tuple(
-            _group_spec(group, tuple(run.page_bytes for run in runs[i]))
+            replace(_group_spec(group, tuple(run.page_bytes for run in runs[i])), copies=copies)
             for i, group in enumerate(kv_cache_config.kv_cache_groups)
         ),
         hash_block_tokens=hash_block_tokens,

@@ -37,6 +37,7 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
     """
     parallel = config.parallel
     words = ["offloading", f"kv={config.kv_cache_layout or 'unknown'}"]
+    copies = parallel.world_size if config.replicated_layout else 1  # with latent attention in all layers
     words.append(f"layers={_digest([list(group.layer_names) for group in config.groups])}")
     if any(states):
         words.append(f"states={_digest(list(states))}")
@@ -45,7 +46,10 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
         revision=folder_digest(config.model.name),
         dtype=config.model.dtype,
         layout=" ".join([*words, device]),
-        groups=tuple(_group(group, config, state) for group, state in zip(config.groups, states, strict=True)),
+        groups=tuple(
+            replace(_group(group, config, state), copies=copies)
+            for group, state in zip(config.groups, states, strict=True)
+        ),
         hash_block_tokens=config.cache.tokens_per_hash,
         num_workers=parallel.world_size,
         replica=parallel.data_parallel_index,
