@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tierkv.errors import EngineProtocolError
-from tierkv.integrations.vllm.pages import group_pages, group_runs
+from tierkv.integrations.vllm.pages import check_heads, group_pages, group_runs
+from tierkv.types.engine import GroupSpec
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_torch
@@ -140,3 +141,19 @@ def test_a_tensor_that_is_not_as_described_is_refused(tensor: object, words: str
     config = Config(4, [Tensor(["a"], 64, 16)], [Group(["a"])])
     with pytest.raises(EngineProtocolError, match=words):
         group_pages(config, {"a": tensor})
+
+
+@pytest.mark.parametrize(("order", "rows"), [("LBHNC", 1), ("LBNHC", TOKENS)])
+def test_pages_are_divided_where_the_heads_lie_as_the_shape_says(order: str, rows: int) -> None:
+    """The tensor itself decides: a backend may use another order, other heads, or smaller blocks."""
+    config, views, _ = laid_out(order, [["a", "b"]])
+    right = GroupSpec(TOKENS, (PAGE, PAGE), heads=HEADS, head_rows=rows)
+    check_heads(config, views, [right])
+    others = [
+        GroupSpec(TOKENS, (PAGE, PAGE), heads=HEADS, head_rows=TOKENS + 1 - rows),
+        GroupSpec(TOKENS, (PAGE, PAGE), heads=2 * HEADS, head_rows=rows),
+        GroupSpec(2 * TOKENS, (PAGE, PAGE), heads=HEADS, head_rows=rows),
+    ]
+    for wrong in others:
+        with pytest.raises(EngineProtocolError, match=r"chunk\.parts: layer a .* remove chunk\.parts"):
+            check_heads(config, views, [wrong])

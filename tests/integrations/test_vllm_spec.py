@@ -104,6 +104,12 @@ def test_the_stack_says_how_large_a_chunk_is() -> None:
     assert with_stack_chunks(Config(), stack_of(tokens=64)).cache.blocks_per_chunk == 2
 
 
+def test_chunks_cannot_be_divided_by_heads() -> None:
+    """VLLM does not describe the heads of a page here. The connector gets them."""
+    with pytest.raises(ConfigError, match=r"chunk\.parts = 2: .*heads.*TierKVConnector"):
+        with_stack_chunks(Config(), stack_of(blocks=1, parts=2))
+
+
 @pytest.mark.parametrize(("key", "value"), [("blocks_per_chunk", 2), ("block_size", 64)])
 def test_two_chunk_sizes_are_an_error(key: str, value: int) -> None:
     """VLLM's own key and the stack differ: named, both of them. If they agree, all is well."""

@@ -48,6 +48,12 @@ class ChunkConfig(_Model):
         default=None,
         description="Tokens per chunk; must be a multiple of the engine's GPU block. Checked when the engine starts.",
     )
+    parts: Count | None = Field(
+        default=None,
+        description="Parts that each chunk is divided in by heads. Engines of one model with different numbers of "
+        "tensor parallel workers use the same chunks if `parts` is equal, and a multiple of these numbers. Default: "
+        "the number of workers. Checked when the engine starts.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -40,7 +40,7 @@ from tierkv.stack.timed_opening import close_backend
 from tierkv.structures.key_table import KeyDirectory
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.namespace import Namespace
 from tierkv.worker.worker import Worker
 
@@ -142,7 +142,7 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
         dtype=engine.dtype,
         layout=engine.layout,
         groups=tuple(
-            (group.block_tokens, group.page_bytes * sizes.parts, group.kind.value, group.window_tokens)
+            (sizes.block_tokens, _part_pages(sizes) * sizes.parts, group.kind.value, group.window_tokens)
             for group, sizes in zip(engine.groups, geometry.groups, strict=True)
         ),
         blocks_per_chunk=geometry.blocks_per_chunk,
@@ -151,6 +151,11 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
         world_size=engine.world_size,
         epoch=named.epoch,
     )
+
+
+def _part_pages(group: GroupGeometry) -> tuple[int, ...]:
+    """Bytes of one block in each tensor, of the heads of one part."""
+    return tuple(size // group.worker_parts for size in group.page_bytes)
 
 
 def plan_stack(
@@ -162,13 +167,16 @@ def plan_stack(
         ConfigError: they do not fit each other.
     """
     config = resolved.config
-    geometry = Geometry.of(engine, blocks=config.chunk.blocks, tokens=config.chunk.tokens)
+    chunk = config.chunk
+    geometry = Geometry.of(engine, blocks=chunk.blocks, tokens=chunk.tokens, parts=chunk.parts)
     namespace = namespace_of(config, engine, geometry)
     sealer = FrameSealer(namespace.fingerprint(), verify=verify_frames)
     if engine.replica < 0:
         raise ConfigError(f"replica = {engine.replica}: the replicas of an engine are counted from 0")
     if engine.num_workers > PARTS_MAX:
         raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
+    if chunk.parts is not None and chunk.parts > PARTS_MAX:
+        raise ConfigError(f"chunk.parts = {chunk.parts}: a chunk has room for {PARTS_MAX} parts")
     log, began_s = StackLog(runtime.clock, config.log.interval_s), runtime.clock()
     return StackPlan(resolved, engine, registry, runtime, geometry, namespace, sealer, CoreCounters(), log, began_s)
 

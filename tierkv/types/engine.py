@@ -67,6 +67,11 @@ class GroupSpec:
     copies: int = 1
     """Workers of consecutive ranks that hold equal pages of this group: all workers with latent attention, some of them
     where there are more workers than heads. One of them stores each chunk, and all of them load it."""
+    heads: int = 0
+    """Heads in a page of one worker, if pages can be divided by heads (``chunk.parts``). 0: they cannot."""
+    head_rows: int = 1
+    """Number of times that the heads follow each other in a page: 1 if each head is one run of bytes, the tokens of a
+    block if the heads of a token are neighbours."""
 
 
 @dataclass(frozen=True, slots=True)

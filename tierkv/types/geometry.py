@@ -28,13 +28,17 @@ class GroupGeometry:
     page_bytes: tuple[int, ...]
     """Bytes of one block in each tensor of one worker."""
     worker_bytes: int
-    """Bytes of a worker's part of a chunk: tensor by tensor, the pages of all its blocks."""
+    """Bytes of a worker's parts of a chunk. A part has, tensor by tensor, its piece of the pages of all blocks."""
     payload_bytes: int
     """Bytes of one chunk: its parts in turn."""
     parts: int = 1
-    """Parts of a chunk: one per worker, or one per ``copies`` workers."""
+    """Parts of a chunk, all of one length. Each has some of the heads."""
+    worker_parts: int = 1
+    """Consecutive parts that one worker holds."""
     copies: int = 1
     """Workers of consecutive ranks that hold equal parts."""
+    head_rows: int = 1
+    """Number of times that the heads follow each other in a page."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
     """Attention of the group's layers."""
     window_chunks: int | None = None
@@ -80,12 +84,21 @@ class Geometry:
         return max(group.payload_bytes for group in self.groups)
 
     @classmethod
-    def of(cls, engine: EngineSpec, *, blocks: int | None = None, tokens: int | None = None) -> Geometry:
+    def of(
+        cls, engine: EngineSpec, *, blocks: int | None = None, tokens: int | None = None, parts: int | None = None
+    ) -> Geometry:
         """Derive the sizes from an engine and a chunk size in GPU blocks or tokens (neither: one block).
+
+        Args:
+            engine: shape of the engine.
+            blocks: GPU blocks per chunk.
+            tokens: tokens per chunk.
+            parts: parts that each chunk is divided in by heads; None: as many as there are workers with other pages.
 
         Raises:
             ConfigError: both sizes are given; a size does not divide (the message names the next valid size); the GPU
-                block is no multiple of the hash block (S11); or the numbers of workers and copies do not fit.
+                block is no multiple of the hash block (S11); or the numbers of workers, copies and
+                parts do not fit.
         """
         if not engine.groups:
             raise ConfigError("the engine has no KV cache group: give at least one in EngineSpec.groups")
@@ -95,18 +108,20 @@ class Geometry:
         _check_workers(engine)
         aligned_tokens = _aligned_tokens(engine.groups, factor)
         groups = tuple(
-            _group_geometry(i, group, factor, engine, aligned_tokens) for i, group in enumerate(engine.groups)
+            _group_geometry(i, group, factor, engine, aligned_tokens, parts=parts)
+            for i, group in enumerate(engine.groups)
         )
         return cls(factor, engine.hash_block_tokens, groups, engine.num_workers)
 
 
-def _group_geometry(
-    index: int, group: GroupSpec, factor: int, engine: EngineSpec, aligned_tokens: int | None
+def _group_geometry(  # noqa: PLR0913 - a group, and the sizes that all groups share
+    index: int, group: GroupSpec, factor: int, engine: EngineSpec, aligned_tokens: int | None, *, parts: int | None
 ) -> GroupGeometry:
     chunk_tokens = group.block_tokens * factor
     window = _window_chunks(group, chunk_tokens)
     worker_bytes = factor * sum(group.page_bytes)
-    parts = engine.num_workers // group.copies
+    worker_parts = _worker_parts(index, group, engine.num_workers, parts)
+    shares = engine.num_workers // group.copies
     return GroupGeometry(
         index=index,
         block_tokens=group.block_tokens,
@@ -114,9 +129,11 @@ def _group_geometry(
         hashes_per_chunk=chunk_tokens // engine.hash_block_tokens,
         page_bytes=group.page_bytes,
         worker_bytes=worker_bytes,
-        payload_bytes=worker_bytes * parts,
-        parts=parts,
+        payload_bytes=worker_bytes * shares,
+        parts=shares * worker_parts,
+        worker_parts=worker_parts,
         copies=group.copies,
+        head_rows=group.head_rows,
         kind=group.kind,
         window_chunks=window,
         aligned_chunks=_aligned_chunks(chunk_tokens, window, aligned_tokens),
@@ -197,6 +214,31 @@ def _check_workers(engine: EngineSpec) -> None:
                 f"group {i}: copies = {group.copies} does not divide num_workers = {engine.num_workers}: give 1, or "
                 "the number of workers whose pages are equal"
             )
+
+
+def _worker_parts(index: int, group: GroupSpec, num_workers: int, parts: int | None) -> int:
+    """Parts of one worker."""
+    if parts is None:
+        return 1
+    shares = num_workers // group.copies
+    worker_parts, rest = divmod(parts, shares)
+    if rest or not worker_parts:
+        raise ConfigError(
+            f"chunk.parts = {parts} is not a multiple of the {shares} workers with pages of their own: give the "
+            "largest number of workers that will use these chunks"
+        )
+    if group.heads % worker_parts or not group.heads:
+        why = f"a worker has {group.heads} heads" if group.heads else "its pages cannot be divided by heads"
+        raise ConfigError(
+            f"chunk.parts = {parts} gives each of {shares} workers {worker_parts}, but in group {index} {why}: remove "
+            "chunk.parts, or give a number whose parts have whole heads"
+        )
+    if any(size % (group.head_rows * group.heads) for size in group.page_bytes):
+        raise ConfigError(
+            f"chunk.parts = {parts}: the pages of group {index}, of {group.page_bytes} bytes, do not have "
+            f"{group.head_rows} times {group.heads} heads of one length; remove chunk.parts"
+        )
+    return worker_parts
 
 
 def _blocks_per_chunk(engine: EngineSpec, blocks: int | None, tokens: int | None) -> int:

@@ -30,9 +30,10 @@ class _Group:
     word: torch.dtype
     """Integer type in which pages are moved."""
     pages: tuple[torch.Tensor, ...]
-    """Each tensor as ``[num_blocks, page_words]``."""
+    """Each tensor as ``[num_blocks, page_words]``; with several parts, part by part, the pieces of a part in each
+    tensor's pages, ``[num_blocks, head_rows, words]``."""
     starts: tuple[int, ...]
-    """Begin of each tensor's pages in a part, in words."""
+    """Begin of their range in the worker's parts, in words."""
     num_blocks: int
     """Blocks of the shortest tensor."""
 
@@ -89,7 +90,7 @@ class DevicePages:
     def _stretches(
         self, group: int, chunks: Sequence[ChunkBlocks], ids: torch.Tensor, staging: torch.Tensor, *, clear: bool
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield per run of like chunks and per tensor the operands of one indexed copy.
+        """Yield per run of like chunks, and per tensor and part, the operands of one indexed copy.
 
         These are pages ``[num_blocks, page]``, their range of the staged parts ``[chunks, blocks, page]``, and the ids
         ``[chunks, blocks]``.
@@ -106,9 +107,9 @@ class DevicePages:
             some = ids[offset : offset + count * take].view(count, take)
             offset += count * take
             for pages, start in zip(tensors.pages, tensors.starts, strict=True):
-                words = pages.shape[1]
+                words = pages[0].numel()
                 begin = start + skip * words
-                yield pages, run[:, begin : begin + take * words].view(count, take, words), some
+                yield pages, run[:, begin : begin + take * words].view(count, take, *pages.shape[1:]), some
 
 
 def _runs(chunks: Sequence[ChunkBlocks]) -> Iterator[tuple[int, int, int, int]]:
@@ -123,13 +124,26 @@ def _runs(chunks: Sequence[ChunkBlocks]) -> Iterator[tuple[int, int, int, int]]:
 
 def _group(sizes: GroupGeometry, tensors: Sequence[Any], blocks_per_chunk: int, device: torch.device) -> _Group:
     rows = [_rows(sizes, i, tensor, device) for i, tensor in enumerate(tensors)]
-    starts = [0, *accumulate(size * blocks_per_chunk for size in sizes.page_bytes)]
+    pieces = [size // sizes.worker_parts for size in sizes.page_bytes] * sizes.worker_parts
+    starts = [0, *accumulate(size * blocks_per_chunk for size in pieces)]
+    runs = sizes.worker_parts * (sizes.head_rows if sizes.worker_parts > 1 else 1)
     for word_bytes, word in _WORDS:
-        places = [place for row in rows for place in (row.shape[1], row.data_ptr())]
+        places = [place for row in rows for place in (row.shape[1] // runs, row.data_ptr())]
         if all(place % word_bytes == 0 for place in places):
-            pages = tuple(row.view(word) for row in rows)
+            pages = _pieces([row.view(word) for row in rows], sizes)
             return _Group(word, pages, tuple(s // word_bytes for s in starts[:-1]), min(map(len, rows)))
     raise AssertionError("a page has whole bytes")  # pragma: no cover - the last word is one byte
+
+
+def _pieces(rows: Sequence[torch.Tensor], sizes: GroupGeometry) -> tuple[torch.Tensor, ...]:
+    """Return, part by part, views of a part's heads in each tensor's pages; with one part the pages themselves."""
+    if sizes.worker_parts == 1:
+        return tuple(rows)
+    return tuple(
+        row.view(len(row), sizes.head_rows, sizes.worker_parts, -1)[:, :, part]
+        for part in range(sizes.worker_parts)
+        for row in rows
+    )
 
 
 def _rows(sizes: GroupGeometry, index: int, tensor: object, device: torch.device) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 A worker's part of a chunk holds, for each tensor of the group in turn, the pages of all its blocks. Each tensor takes
 one ``numpy.take``, never a Python loop over pages: it is 1.5 to 3 times as fast, and releases the GIL.
+
+A worker with several parts has the heads of all of them in each page. Each part takes its heads from every page, so it
+equals the part of a worker with these heads alone. These copies are strided, one for each tensor and part.
 """
 
 from __future__ import annotations
@@ -35,38 +38,45 @@ class HostPages:
         self._groups = geometry.groups
         self._pages = [_group_pages(group, tensors) for group, tensors in zip(geometry.groups, caches, strict=True)]
         self._num_blocks = [min(map(len, pages)) for pages in self._pages]
-        self._ranges = [_ranges(pages, geometry.blocks_per_chunk) for pages in self._pages]
+        self._ranges = [
+            _ranges(_pieces(pages, group), geometry.blocks_per_chunk)
+            for pages, group in zip(self._pages, geometry.groups, strict=True)
+        ]
 
     def gather(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
-        """Copy blocks into this worker's part of a chunk.
+        """Copy blocks into this worker's parts of a chunk.
 
         The first ``skip`` blocks of the chunk, and those behind the last given one, become zeros. So no bytes of the
         slot's previous chunk remain.
         """
         if self._blocks_per_chunk == len(block_ids) == 1:  # one page per tensor: a take costs as much as its copy
             for pages, start, end in self._ranges[group]:
-                np.copyto(part[start:end], pages[block_ids[0]])
+                np.copyto(part[start:end].reshape(pages.shape[1:]), pages[block_ids[0]])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
         taken = skip + len(ids)
         for pages, start, end in self._ranges[group]:
-            rows = part[start:end].reshape(self._blocks_per_chunk, -1)
+            rows = part[start:end].reshape(self._blocks_per_chunk, *pages.shape[1:])
             if skip:
                 rows[:skip] = 0
             if taken < self._blocks_per_chunk:
                 rows[taken:] = 0
-            # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
-            pages.take(ids, axis=0, out=rows[skip:taken], mode="clip")
+            if pages.flags.c_contiguous:
+                # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
+                pages.take(ids, axis=0, out=rows[skip:taken], mode="clip")
+            else:  # a take would first copy the whole tensor
+                rows[skip:taken] = pages[ids]
 
     def scatter(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
         """Copy a part to blocks, except its first ``skip`` blocks and those behind the last given one."""
         if self._blocks_per_chunk == len(block_ids) == 1:
             for pages, start, end in self._ranges[group]:
-                np.copyto(pages[block_ids[0]], part[start:end])
+                np.copyto(pages[block_ids[0]], part[start:end].reshape(pages.shape[1:]))
             return
         ids = np.asarray(block_ids, dtype=np.intp)
         for pages, start, end in self._ranges[group]:
-            pages[ids] = part[start:end].reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
+            rows = part[start:end].reshape(self._blocks_per_chunk, *pages.shape[1:])
+            pages[ids] = rows[skip : skip + len(ids)]
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
         """Check that block ids exist.
@@ -105,10 +115,24 @@ def check_block_ids(group: int, block_ids: Sequence[int], num_blocks: int) -> No
 
 
 def _ranges(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes, int, int]]:
-    """Return each tensor's pages with the begin and end of its range in a part."""
-    sizes = [pages.shape[1] * blocks_per_chunk for pages in tensors]
+    """Return the pages of each tensor, or the pieces of a part in them, with begin and end of their range."""
+    sizes = [pages[0].nbytes * blocks_per_chunk for pages in tensors]
     ends = list(accumulate(sizes))
     return [(pages, end - size, end) for pages, size, end in zip(tensors, sizes, ends, strict=True)]
+
+
+def _pieces(tensors: Sequence[Bytes], group: GroupGeometry) -> list[Bytes]:
+    """Return, part by part, views ``[num_blocks, head_rows, bytes]`` of a part's heads in each tensor's pages.
+
+    With one part these are the pages themselves.
+    """
+    if group.worker_parts == 1:
+        return list(tensors)
+    return [
+        pages.reshape(len(pages), group.head_rows, group.worker_parts, -1)[:, :, part]
+        for part in range(group.worker_parts)
+        for pages in tensors
+    ]
 
 
 def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tierkv.errors import EngineProtocolError
+from tierkv.frames.frame import CHECKSUM_BYTES
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.types.geometry import Geometry
@@ -124,7 +125,7 @@ class RankReports:
         """Write the header of every chunk that is complete. Returns the keys of the others."""
         failed = set()
         for key, slot, group, checksums in self._chunks(entry):
-            if key in entry.failed or self._geometry.groups[group].parts == 1:  # the worker has sealed the slot
+            if key in entry.failed or self._is_whole(group):  # the worker has sealed the slot
                 continue
             try:
                 raw_bytes = self._geometry.groups[group].payload_bytes
@@ -134,12 +135,18 @@ class RankReports:
                 failed.add(key)
         return failed
 
+    def _is_whole(self, group: int) -> bool:
+        """Whether each worker holds all parts."""
+        sizes = self._geometry.groups[group]
+        return sizes.parts == sizes.worker_parts
+
     def _chunks(self, entry: _OpenJob) -> Iterator[tuple[Key, int, int, list[bytes]]]:
         """Yield key, slot, group and part checksums of each chunk. An empty checksum marks a missing part."""
         job = entry.job
         for number, (key, ref, group) in enumerate(zip(job.keys, job.slots, job.chunk_groups, strict=True)):
             sizes = self._geometry.groups[group]
-            ranks = range(ref.slot % sizes.copies, self._geometry.num_workers, sizes.copies)  # one per part
+            ranks = range(ref.slot % sizes.copies, self._geometry.num_workers, sizes.copies)  # those that store it
             columns = [entry.parts[rank] for rank in ranks]
-            checksums = [column[number] if number < len(column) else b"" for column in columns]
-            yield key, ref.slot, group, checksums
+            reported = b"".join(column[number] if number < len(column) else b"" for column in columns)
+            starts = range(0, sizes.parts * CHECKSUM_BYTES, CHECKSUM_BYTES)
+            yield key, ref.slot, group, [reported[start : start + CHECKSUM_BYTES] for start in starts]

@@ -1,10 +1,10 @@
 """Slice of the arena's slots that belongs to one rank: its position, sealing after a store, checks before a load.
 
-A chunk's payload holds the parts of worker 0, 1, ... one after the other. Each worker reports the checksum of its part,
-and the stack seals the slot when it has all of them. A chunk of one part is sealed by its worker.
+A chunk's payload holds the parts of worker 0, 1, ... one after the other. Each worker reports the checksums of its
+parts, and the stack seals the slot when it has all of them. A worker that holds all parts seals the slot itself.
 
-Where workers hold equal pages, they share a part: one of them stores it, all of them load it. They take turns by slot,
-so each stores an equal share of the chunks.
+Workers that hold equal pages share their parts: one of them stores a chunk, and all of them load it. They take turns by
+slot, so each stores an equal share of the chunks.
 
 *Staged*: the reports of an engine that schedules itself carry no checksums, and it cannot receive a failed load. Then
 each of several workers writes its checksum to the slot. A load checks nothing: the engine learned of the chunk only
@@ -64,7 +64,7 @@ class RankSlice:
         ]
 
     def part(self, slot: int, group: int) -> Bytes:
-        """Return this worker's part of a slot that holds a chunk of ``group``: a writable array of one dimension."""
+        """Return this worker's parts of a slot that holds a chunk of ``group``: a writable array of one dimension."""
         start, end = self._range(group)
         return self.arena.payload(slot)[start:end]
 
@@ -73,10 +73,10 @@ class RankSlice:
         return (self.rank - slot) % self.geometry.groups[group].copies == 0
 
     def finish_store(self, key: Key, slot: int, group: int) -> bytes:
-        """Complete a store whose part is in place: seal the slot, or compute the part's checksum.
+        """Complete a store whose parts are in place: seal the slot, or compute the checksums of the parts.
 
         Returns:
-            Checksum of the part; empty bytes if this worker sealed the slot.
+            Checksums of the parts in order; empty bytes if this worker sealed the slot.
 
         Raises:
             ValueError: the key does not fit a frame.
@@ -88,14 +88,20 @@ class RankSlice:
         if sizes.parts == 1:
             self._sealer.seal(self.arena.slot(slot), key, sizes.payload_bytes)
             return b""
-        start, end = self._range(group)
-        digest = checksum(self.arena.slot(slot)[HEADER_BYTES + start : HEADER_BYTES + end])
+        view = self.arena.slot(slot)
+        size = sizes.payload_bytes // sizes.parts
+        starts = [HEADER_BYTES + part * size for part in self._parts(group)]
+        digests = [checksum(view[start : start + size]) for start in starts]
+        if sizes.parts == sizes.worker_parts:
+            self._sealer.seal_parts(view, key, sizes.payload_bytes, digests)
+            return b""
         if self._staged:
-            put_part_checksum(self.arena.slot(slot), self.rank // sizes.copies, digest)
-        return digest
+            for part, digest in zip(self._parts(group), digests, strict=True):
+                put_part_checksum(view, part, digest)
+        return b"".join(digests)
 
     def check_load(self, key: Key, slot: int, group: int) -> None:
-        """Check that the slot holds this chunk, and that this worker's part of it is undamaged.
+        """Check that the slot holds this chunk, and that this worker's parts of it are undamaged.
 
         Raises:
             CorruptFrameError: it does not; the message names the difference.
@@ -103,22 +109,27 @@ class RankSlice:
         if self._staged:
             return
         sizes, view = self.geometry.groups[group], self.arena.slot(slot)
-        header = self._sealer.check_slot(view, key, payload=self._verify_loads and sizes.parts == 1)
+        is_whole = sizes.parts == sizes.worker_parts
+        header = self._sealer.check_slot(view, key, payload=self._verify_loads and is_whole)
         if header.raw_bytes != sizes.payload_bytes:
             raise CorruptFrameError(
                 f"chunk of {header.raw_bytes} bytes, this group's chunks have {sizes.payload_bytes}", key=key
             )
-        if sizes.parts == 1:
-            return
-        if len(header.part_checksums) != sizes.parts:
+        if len(header.part_checksums) != (sizes.parts if sizes.parts > 1 else 0):
             raise CorruptFrameError(
                 f"chunk of {len(header.part_checksums)} parts, this engine's have {sizes.parts}", key=key
             )
-        if self._verify_loads:
-            self._sealer.check_parts(view, header, (self.rank // sizes.copies,))
+        if self._verify_loads and not is_whole:
+            self._sealer.check_parts(view, header, self._parts(group))
 
     def _range(self, group: int) -> tuple[int, int]:
-        """Begin and end of this worker's part in the payload."""
+        """Begin and end of this worker's parts in the payload."""
         sizes = self.geometry.groups[group]
         start = self.rank // sizes.copies * sizes.worker_bytes
         return start, start + sizes.worker_bytes
+
+    def _parts(self, group: int) -> range:
+        """Numbers of this worker's parts."""
+        sizes = self.geometry.groups[group]
+        first = self.rank // sizes.copies * sizes.worker_parts
+        return range(first, first + sizes.worker_parts)

@@ -1,8 +1,8 @@
 """Seals of a staged stack's stores, on the scheduler's side: slots are opened at the grant and sealed at the end.
 
 The engine reports only that a job has ended. The slot itself shows whether the chunk is complete: it has the seal of
-its only part's worker, or the checksums of all parts, from which the seal is made here. An incomplete chunk is a failed
-store. Sealing reads no payload.
+the worker that holds all parts, or the checksums of all parts, from which the seal is made here. An incomplete chunk is
+a failed store. Sealing reads no payload.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ class StagedSeals:
 
     def open_slots(self, slots: Iterable[SlotRef]) -> None:
         """Open slots that were granted for a store, so that their previous content is not taken for its result."""
+        parts = max(group.parts for group in self._geometry.groups)
         for slot, _ in slots:
-            mark_unsealed(self._arena.slot(slot), self._geometry.num_workers)
+            mark_unsealed(self._arena.slot(slot), parts)
 
     def seal_slots(self, chunks: Iterable[tuple[Key, int, SlotRef]]) -> frozenset[Key]:
         """Seal the chunks (key, group, slot) of a store that has ended. Returns the keys of incomplete chunks."""
         return frozenset(key for key, group, ref in chunks if not self._seal_slot(key, group, ref.slot))
 
     def _seal_slot(self, key: Key, group: int, slot: int) -> bool:
-        view, parts = self._arena.slot(slot), self._geometry.groups[group].parts
-        if parts == 1:
+        view, sizes = self._arena.slot(slot), self._geometry.groups[group]
+        if sizes.parts == sizes.worker_parts:
             return is_sealed(view)
-        digests = part_checksums(view, parts)
+        digests = part_checksums(view, sizes.parts)
         if digests is None:
             return False
         try:
-            self._sealer.seal_parts(view, key, self._geometry.groups[group].payload_bytes, digests)
+            self._sealer.seal_parts(view, key, sizes.payload_bytes, digests)
         except ValueError as error:  # the key does not fit a frame
             _log.warning("chunk %s cannot be sealed: %s", key.hex(), error)
             return False

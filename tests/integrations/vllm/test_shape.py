@@ -44,7 +44,12 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
     """Attributes read from a VllmConfig; ``parallel__world_size=2`` changes ``parallel_config.world_size``."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(
-            model="org/model", revision=None, dtype=torch.float16, quantization=None, hf_overrides={}
+            model="org/model",
+            revision=None,
+            dtype=torch.float16,
+            quantization=None,
+            hf_overrides={},
+            get_total_num_kv_heads=lambda: 2,
         ),
         cache_config=SimpleNamespace(
             cache_dtype="auto",
@@ -117,6 +122,26 @@ def test_ranks_with_equal_pages_store_one_copy() -> None:
     two_ranks = vllm_config(parallel__world_size=2)
     assert engine_spec(two_ranks, kv_cache_config(FULL)).groups[0].copies == 1
     assert engine_spec(two_ranks, replace(kv_cache_config(FULL), kv_tp_replicas=2)).groups[0].copies == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "workers", "heads"),
+    [
+        (FULL, "LBNHC", 1, (2, 16)),
+        (SLIDING, "LBHNC", 1, (2, 1)),
+        (replace(FULL, num_kv_heads=1), "LBHNC", 2, (1, 1)),
+        (replace(FULL, num_kv_heads=1), "LBHNC", 4, (0, 1)),  # two workers hold each head
+        (FULL, "BLHNC", 1, (0, 1)),
+        (replace(FULL, page_size_padded=8192), "LBHNC", 1, (0, 1)),
+        (MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.float16), "LBHNC", 1, (0, 1)),
+        (ALIGNED, "LBHNC", 1, (0, 1)),
+    ],
+)
+def test_heads_by_which_chunks_can_be_divided(spec: Any, layout: str, workers: int, heads: tuple[int, int]) -> None:
+    """Only where each worker has its own heads in each page, and where the layout says where they are."""
+    config = replace(kv_cache_config(spec), kv_cache_layout=layout)
+    group = engine_spec(vllm_config(parallel__world_size=workers), config).groups[0]
+    assert (group.heads, group.head_rows) == heads
 
 
 def test_layers_that_keep_a_state() -> None:

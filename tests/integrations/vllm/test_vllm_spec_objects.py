@@ -90,8 +90,14 @@ ATTENTION = FullAttentionSpec(TOKENS, num_kv_heads=1, head_size=1, dtype=torch.f
 STATE = MambaSpec(TOKENS, shapes=((3, 8), (2, 4)), dtypes=(torch.float32,) * 2, mamba_cache_mode="align")
 
 
+@pytest.fixture
+def parallel() -> SimpleNamespace:
+    """Machines of the engine that vLLM sets up."""
+    return SimpleNamespace(nnodes=1, nnodes_within_dp=1)
+
+
 @pytest.fixture(autouse=True)
-def layers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Layer]:
+def layers(monkeypatch: pytest.MonkeyPatch, parallel: SimpleNamespace) -> dict[str, Layer]:
     """The layers of the model that vLLM sets up."""
     layers = {"a": Layer(ATTENTION), "b": Layer(ATTENTION)}
     config = SimpleNamespace(
@@ -99,6 +105,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Layer]:
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
         speculative_config=None,
+        parallel_config=parallel,
         shutdown_timeout=30,
     )
     for module in ("states", "spec.spec"):
@@ -331,6 +338,13 @@ def test_a_draft_that_no_test_shows_to_be_right_is_refused(
         Sides(stack)
     speculative.method = "eagle3"
     Sides(stack).close()
+
+
+def test_an_engine_on_several_machines_is_refused(stack: dict[str, Any], parallel: SimpleNamespace) -> None:
+    """Its workers elsewhere could not reach the host tier, and the first load would end the engine."""
+    parallel.nnodes = parallel.nnodes_within_dp = 2
+    with pytest.raises(ConfigError, match=r"nnodes = 2: .* share a tier instead"):
+        Sides(stack)
 
 
 def test_states_inside_blocks_are_refused(stack: dict[str, Any], layers: dict[str, Layer]) -> None:

@@ -73,7 +73,7 @@ class EngineSetup:
 
     def kv_transfer_config(self) -> dict[str, Any]:
         """Value of ``--kv-transfer-config``."""
-        stack = {**self.stack, "chunk": {"blocks": self.blocks_per_chunk}}
+        stack = {**self.stack, "chunk": {**self.stack.get("chunk", {}), "blocks": self.blocks_per_chunk}}
         if self.seam == "connector":
             return {
                 "kv_connector": "TierKVConnector",

@@ -34,7 +34,8 @@ def corrupt_at_rest(stack: Mapping[str, Any], engine: EngineSpec, keys_by_tier: 
         Number of corrupted frames over all tiers.
     """
     config = parse_config(dict(stack))
-    geometry = Geometry.of(engine, blocks=config.chunk.blocks, tokens=config.chunk.tokens)
+    chunk = config.chunk
+    geometry = Geometry.of(engine, blocks=chunk.blocks, tokens=chunk.tokens, parts=chunk.parts)
     frame_max = frame_bytes(geometry.payload_bytes_max)
     victims = _choose(keys_by_tier.values())
     damaged = 0

@@ -45,6 +45,20 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     )
 
 
+def check_nodes(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that all workers of the engine are on one machine.
+
+    Raises:
+        ConfigError: they are not. The message names the setting and the fix.
+    """
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "nnodes_within_dp", 1) > 1:
+        raise ConfigError(
+            f"nnodes = {parallel.nnodes}: tierkv shares its host tier with the workers through the memory of one "
+            "machine; run one engine on each and let them share a tier instead"
+        )
+
+
 def check_speculation(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
     """Check that the KV cache of a draft model can be stored beside that of the model.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tierkv.errors import EngineProtocolError
+from tierkv.types.engine import GroupSpec
 
 
 class KVCacheTensor(Protocol):
@@ -96,6 +97,29 @@ def group_pages(config: KVCacheConfig, kv_caches: Mapping[str, Any]) -> list[lis
         EngineProtocolError: a layer has no tensor, several tensors, or one without the configured layout.
     """
     return [[_view(config.num_blocks, run, kv_caches) for run in runs] for runs in group_runs(config)]
+
+
+def check_heads(config: KVCacheConfig, kv_caches: Mapping[str, Any], groups: Sequence[GroupSpec]) -> None:
+    """Check that pages can be divided by heads as the shape of the engine says (``chunk.parts``).
+
+    Args:
+        config: layout of the memory.
+        kv_caches: vLLM's tensors by layer, ``[num_blocks, heads, tokens, content]`` in some order of memory.
+        groups: shape of each group.
+
+    Raises:
+        EngineProtocolError: a tensor has other heads, or has them in another order.
+    """
+    for group, shape in zip(config.kv_cache_groups, groups, strict=True):
+        for layer in group.layer_names:
+            tensor = kv_caches[layer]
+            inner = tensor[0] if shape.head_rows == 1 else tensor[0].transpose(0, 1)  # heads before tokens, or behind
+            expected = (config.num_blocks, shape.heads, shape.block_tokens)
+            if tensor.dim() != len(expected) + 1 or tuple(tensor.shape[:3]) != expected or not inner.is_contiguous():
+                raise EngineProtocolError(
+                    f"chunk.parts: layer {layer} has a tensor of shape {tuple(tensor.shape)} and strides "
+                    f"{tensor.stride()}, which tierkv cannot divide into {shape.heads} heads; remove chunk.parts"
+                )
 
 
 def _view(num_blocks: int, run: PageRun, kv_caches: Mapping[str, Any]) -> object:

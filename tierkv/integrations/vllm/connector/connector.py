@@ -78,12 +78,12 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         self._worker: ContainedWorker | None = None
         self._started_step: KVConnectorMetadata | None = None
         self._invalid_block_ids: set[int] = set()
+        options = read_options(self._kv_transfer_config.kv_connector_extra_config)
+        config = options.stack
         if role is KVConnectorRole.SCHEDULER:
             check_hashes(vllm_config)
             registry = load_plugins()
-            options = read_options(self._kv_transfer_config.kv_connector_extra_config)
             check_strict(options.strict)
-            config = options.stack
             warn_of_lost_stores(vllm_config, config)
             self._publishes = _publishes_events(vllm_config)
             config = with_events(config, enabled=self._publishes)
@@ -97,7 +97,8 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._stats = StatsFeed(stack)
             self._events = KVEvents(stack.geometry, kv_cache_config, localities(resolved))
         else:
-            inner = ConnectorWorker(kv_cache_config, get_tensor_model_parallel_rank())
+            divided = None if config.chunk.parts is None else spec.groups
+            inner = ConnectorWorker(kv_cache_config, get_tensor_model_parallel_rank(), divided)
             self._worker = ContainedWorker(inner, contains=contains_errors())
 
     @property

@@ -13,11 +13,18 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpecKind,
+    SlidingWindowSpec,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
+)
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words
-from tierkv.integrations.vllm.engine_checks import check_context, check_speculation
+from tierkv.integrations.vllm.engine_checks import check_context, check_nodes, check_speculation
 from tierkv.integrations.vllm.identity import weights_identity
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.integrations.vllm.states import check_states, describe_states, spec_of
@@ -33,6 +40,9 @@ _KINDS = {
     KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: GroupKind.CHUNKED_LOCAL,
     KVCacheSpecKind.MAMBA: GroupKind.SSM,
 }
+
+_DIVIDED = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
+"""Attention whose pages hold keys and values of each head of a worker."""
 
 
 def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
@@ -52,14 +62,18 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     model, cache = vllm_config.model_config, vllm_config.cache_config
     runs = group_runs(kv_cache_config)
     copies = int(getattr(kv_cache_config, "kv_tp_replicas", 1))  # the least of all layers
+    worker_heads = int(model.get_total_num_kv_heads()) // vllm_config.parallel_config.world_size
     return EngineSpec(
         model=str(model.model),
         revision=" ".join(filter(None, (model.revision, weights_identity(model)))),
         dtype=_dtype_name(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype),
         layout=_layout(vllm_config, kv_cache_config),
         groups=tuple(
-            replace(_group_spec(group, tuple(run.page_bytes for run in runs[i])), copies=copies)
+            replace(
+                _group_spec(group, tuple(run.page_bytes for run in runs[i])), copies=copies, heads=heads, head_rows=rows
+            )
             for i, group in enumerate(kv_cache_config.kv_cache_groups)
+            for heads, rows in [_heads(group, _kv_layout(cache, kv_cache_config), worker_heads)]
         ),
         hash_block_tokens=hash_block_tokens,
         num_workers=vllm_config.parallel_config.world_size,
@@ -102,11 +116,7 @@ def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
                 f"{name} = {size}: tierkv supports engines whose workers all have every layer and every token; set it "
                 "to 1 and use tensor_parallel_size"
             )
-    if getattr(parallel, "nnodes_within_dp", 1) > 1:
-        raise ConfigError(
-            f"nnodes = {parallel.nnodes}: tierkv shares its host tier with the workers through the memory of one "
-            "machine; run one engine on each and let them share a tier instead"
-        )
+    check_nodes(vllm_config)
 
 
 def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
@@ -142,6 +152,24 @@ def _group_spec(group: Any, page_bytes: tuple[int, ...]) -> GroupSpec:  # noqa: 
     return GroupSpec(block_tokens=spec.block_size, page_bytes=page_bytes, kind=kind, window_tokens=window)
 
 
+def _heads(group: Any, layout: str, heads: int) -> tuple[int, int]:  # noqa: ANN401 - (the same)
+    """Heads in a page of one worker, and how often they follow each other; no heads if a page cannot be divided.
+
+    Args:
+        group: vLLM's ``KVCacheGroupSpec``.
+        layout: name of the KV layout.
+        heads: heads of the model by the number of workers; each worker has as many in every layer, or the layer's heads
+            are not divided evenly.
+    """
+    spec = spec_of(group)
+    rows = {"LBHNC": 1, "LBNHC": getattr(spec, "block_size", 0)}.get(layout, 0)
+    if type(spec) not in _DIVIDED or not rows or spec.num_kv_heads != heads or spec.page_size_padded is not None:
+        return 0, 1
+    head_bytes = (spec.head_size + (spec.head_size_v or spec.head_size)) * spec.dtype.itemsize
+    has_more = spec.real_page_size_bytes != spec.block_size * heads * head_bytes  # such as scales
+    return (0, 1) if has_more or spec.kv_quant_mode.is_per_token_head else (heads, rows)
+
+
 def _hash_block_tokens(vllm_config: Any, kv_cache_config: Any) -> int:  # noqa: ANN401 - (the same)
     """Tokens per hash of a request, as resolved by the engine core."""
     known = getattr(kv_cache_config, "hash_block_size", None)
@@ -161,7 +189,7 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
     model, cache = vllm_config.model_config, vllm_config.cache_config
     attention = getattr(vllm_config, "attention_config", None)
     parts = {
-        "kv": getattr(kv_cache_config, "kv_cache_layout", None) or cache.kv_cache_layout or "unknown",
+        "kv": _kv_layout(cache, kv_cache_config),
         "layers": _digest([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
         "weights": f"{_dtype_name(model.dtype)}/{model.quantization or 'none'}",
     }
@@ -171,6 +199,10 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
         parts["overrides"] = _digest(model.hf_overrides)
     words = [f"{name}={value}" for name, value in parts.items()]
     return " ".join([*words, device_words(getattr(attention, "backend", None))])
+
+
+def _kv_layout(cache_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (the same)
+    return str(getattr(kv_cache_config, "kv_cache_layout", None) or cache_config.kv_cache_layout or "unknown")
 
 
 def _digest(value: object) -> str:

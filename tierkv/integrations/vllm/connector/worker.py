@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tierkv.errors import EngineProtocolError
-from tierkv.integrations.vllm.pages import KVCacheConfig, group_pages
+from tierkv.integrations.vllm.pages import KVCacheConfig, check_heads, group_pages
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
+from tierkv.types.engine import GroupSpec
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
 
@@ -42,10 +43,12 @@ class ConnectorWorker:
     Args:
         config: layout of vLLM's KV memory.
         rank: rank of this worker among those that share the stack.
+        divided: shape of each group, if chunks are divided by heads.
     """
 
-    def __init__(self, config: KVCacheConfig, rank: int) -> None:
+    def __init__(self, config: KVCacheConfig, rank: int, divided: Sequence[GroupSpec] | None = None) -> None:
         self._config = config
+        self._divided = divided
         self._rank = rank
         self._pages: list[list[Any]] | None = None
         self._worker: ProcessWorker | None = None
@@ -62,6 +65,8 @@ class ConnectorWorker:
         Raises:
             EngineProtocolError: the tensors do not have the configured layout.
         """
+        if self._divided is not None:
+            check_heads(self._config, kv_caches, self._divided)
         self._pages = group_pages(self._config, kv_caches)
         if self._worker is not None:
             self._worker.register_kv_caches(self._pages)

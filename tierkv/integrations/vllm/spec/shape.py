@@ -37,7 +37,9 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
     """
     parallel = config.parallel
     words = ["offloading", f"kv={config.kv_cache_layout or 'unknown'}"]
-    copies = parallel.world_size if config.replicated_layout else 1  # with latent attention in all layers
+    copies = (
+        parallel.world_size if getattr(config, "replicated_layout", False) else 1
+    )  # with latent attention in all layers
     words.append(f"layers={_digest([list(group.layer_names) for group in config.groups])}")
     if any(states):
         words.append(f"states={_digest(list(states))}")
@@ -95,8 +97,13 @@ def with_stack_chunks(config: Any, stack: StackConfig) -> Any:  # noqa: ANN401 -
     """Return the ``OffloadingConfig`` with the stack's chunk size, which takes precedence.
 
     Raises:
-        ConfigError: vLLM's settings for chunk size or stores contradict the stack.
+        ConfigError: vLLM's settings for chunk size or stores contradict the stack, or the stack divides chunks.
     """
+    if stack.chunk.parts is not None:
+        raise ConfigError(
+            f"chunk.parts = {stack.chunk.parts}: vLLM does not describe the heads of a page to TierKVSpec; remove "
+            "chunk.parts, or use TierKVConnector"
+        )
     groups = tuple(GroupSpec(group.tokens_per_block, (1,)) for group in config.groups)
     shape = EngineSpec(model="", dtype="", groups=groups, hash_block_tokens=config.cache.tokens_per_hash)
     blocks = Geometry.of(shape, blocks=stack.chunk.blocks, tokens=stack.chunk.tokens).blocks_per_chunk

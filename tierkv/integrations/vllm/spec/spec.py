@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferRe
 
 from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.device import device_words
-from tierkv.integrations.vllm.engine_checks import check_context, check_speculation, warn_of_lost_stores
+from tierkv.integrations.vllm.engine_checks import check_context, check_nodes, check_speculation, warn_of_lost_stores
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
@@ -111,6 +111,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         if self._worker is None:
             vllm_config = get_current_vllm_config()
             check_context(vllm_config)
+            check_nodes(vllm_config)
             check_speculation(vllm_config)
             rank, states = self.config.parallel.rank, layer_states(self.config.groups)
             note = StatesNote(self.config.engine_id, states) if rank == 0 else None
