@@ -32,6 +32,17 @@ def test_every_missing_parent_is_private(tmp_path: Path) -> None:
     assert [mode(path) for path in (place, place.parent, place.parent.parent)] == [0o700] * 3
 
 
+def test_new_names_are_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut must not take the directory of frames that were forced."""
+    forced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (forced.append(os.fstat(fd).st_ino), fsync(fd)))
+    make_private_directory(tmp_path / "a" / "b")
+    assert forced == [tmp_path.stat().st_ino, (tmp_path / "a").stat().st_ino]
+    make_private_directory(tmp_path / "a" / "b")
+    assert len(forced) == 2
+
+
 def test_an_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
     """A group may read a place on purpose; only a place that every user may change is refused."""
     place = tmp_path / "place"

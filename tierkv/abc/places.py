@@ -6,6 +6,7 @@ a backend that keeps frames in files creates them with these functions, and refu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -18,7 +19,7 @@ _ROOT_USER = 0
 def make_private_directory(path: Path, option: str = "path") -> None:
     """Create a directory, and the parents that it lacks, with mode 0700; an existing one is checked and kept as it is.
 
-    May be called on any thread.
+    New names are durable: a power cut must not take a directory whose files are durable. May be called on any thread.
 
     Args:
         path: of the directory.
@@ -30,7 +31,17 @@ def make_private_directory(path: Path, option: str = "path") -> None:
     """
     for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
         missing.mkdir(0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # a parent that this user may not read, or that its file system cannot sync
+            _sync_names(missing.parent)
     check_private_directory(path, option)
+
+
+def _sync_names(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def check_private_directory(path: Path, option: str = "path") -> None:

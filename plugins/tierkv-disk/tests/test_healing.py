@@ -175,3 +175,17 @@ def test_a_read_only_file_system_condemns_no_page(open_disk: OpenDisk, monkeypat
         assert isinstance(failed, OutOfSpaceError) == (number == errno.ENOSPC)
     assert not len(disk.backend._quarantine)  # type: ignore[union-attr]
     disk.put(frames(1, 2, 3))
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite", "utime"])
+def test_a_failure_beside_the_lock_keeps_no_lock(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The pid and the time of use are hints: a fault there once kept the directory locked until the engine ended."""
+    open_disk().close()
+    with monkeypatch.context() as patch:
+        fail_on(patch, call, errno.EIO, "lock")
+        with open_disk() as disk:
+            disk.put(frames(0))
+    with open_disk() as again:
+        assert again.scan().keys() == {make_key(0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -214,3 +215,22 @@ def test_readers_that_died_are_cleared(tmp_path: Path) -> None:
         open_at(tmp_path).close()
         with lmdb.open(str(where), max_dbs=2) as env:
             assert str(reader) not in env.readers()
+
+
+def test_a_marker_that_stays_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault while the tier is closed once ended the close with an error of the system, and the directory locked."""
+    backend = open_at(tmp_path, durability="none")
+    put(backend, {key(1): b"stored"})
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tierkv_lmdb"):
+        patch.setattr(Path, "unlink", refuse)
+        backend.close()
+    assert "starts empty" in caplog.text
+    backend = open_at(tmp_path)
+    assert get(backend, key(1)) == [b"stored"]
+    backend.close()

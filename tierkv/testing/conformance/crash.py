@@ -10,7 +10,7 @@ import itertools
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -37,10 +37,12 @@ class Orders:
     seed: int = 0
 
 
-def random_operations(sizes: tuple[int, ...], batch_max: int, start: int, rng: random.Random) -> Iterator[Operation]:
-    """Endless writes, overwrites and deletes of 1 to ``batch_max`` of the twelve keys."""
+def random_operations(
+    sizes: tuple[int, ...], batch_max: int, start: int, rng: random.Random, keys: Sequence[int] = range(KEYS)
+) -> Iterator[Operation]:
+    """Endless writes, overwrites and deletes of 1 to ``batch_max`` of the keys, by number."""
     for number in itertools.count(start):
-        chosen = rng.sample(range(KEYS), rng.randint(1, batch_max))
+        chosen = rng.sample(keys, rng.randint(1, batch_max))
         delete = rng.random() < 0.25
         yield Operation(number, {key: None if delete else rng.choice(sizes) for key in chosen})
 

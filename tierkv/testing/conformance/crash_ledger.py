@@ -1,4 +1,4 @@
-"""Ledger of a crash test: every change begun, every change acknowledged, and the states allowed after a crash."""
+"""Ledger of a crash test: changes begun, acknowledged and failed, and the states allowed after a crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Version = tuple[int, int] | None
 
 
 class Ledger:
-    """Allowed states of keys 0..keys-1. One operation is in flight at a time."""
+    """Allowed states of keys 0..keys-1. One operation is in flight at a time for each key."""
 
     def __init__(self, keys: int) -> None:
         self.acknowledged = 0
@@ -52,11 +52,23 @@ class Ledger:
         for number, size in operation.changes.items():
             self._possible[number].append(None if size is None else (operation.number, size))
 
-    def acknowledge(self) -> None:
-        """End the operation in flight: all of its changes are durable."""
+    def acknowledge(self, operation: Operation | None = None) -> None:
+        """End an operation in flight: all of its changes are durable. None: the only one."""
         self.acknowledged += 1
+        for number in self._possible if operation is None else operation.changes:
+            del self._possible[number][:-1]
+
+    def fail(self, operation: Operation) -> None:
+        """End an operation in flight with an error: each of its keys may have an earlier or the new state, or none."""
+        for number in operation.changes:
+            if None not in self._possible[number]:
+                self._possible[number].append(None)
+
+    def forget_acknowledgements(self) -> None:
+        """Allow every key to be absent, for storage that may lose acknowledged frames."""
         for states in self._possible.values():
-            del states[:-1]
+            if None not in states:
+                states.append(None)
 
     def verify(self, session: Session, *, settle: bool = True) -> None:
         """Check that every key is in an allowed state and intact, and that all verbs agree.

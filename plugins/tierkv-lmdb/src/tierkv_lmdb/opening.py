@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from tierkv.abc import BackendContext
+from tierkv.abc.places import make_private_directory
 from tierkv.errors import BackendError, NamespaceMismatchError, TierKVError
 from tierkv_lmdb.backend import LmdbBackend
 from tierkv_lmdb.directory import (
@@ -37,7 +38,7 @@ def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:
     directory = options.root / context.namespace.fingerprint().hex()
     try:
         claim_root(options.root)
-        directory.mkdir(0o700, exist_ok=True)
+        make_private_directory(directory)
         lock = OwnerLock.take(directory / LOCK)
         try:
             return _open_locked(directory, lock, context, options)
@@ -81,9 +82,15 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
     drop_unsynced_data(directory)
 
     def release(*, synced: bool) -> None:
-        if synced and lock.is_at(directory / LOCK):
-            (directory / UNSYNCED).unlink(missing_ok=True)
-        lock.release()
+        try:
+            if synced and lock.is_at(directory / LOCK):
+                (directory / UNSYNCED).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning(
+                "tier %s: %s: after a crash of the machine it starts empty: %s", context.tier, directory, error
+            )
+        finally:
+            lock.release()
 
     opener = EnvironmentOpener(directory, lock, context, options)
     keeper = EnvironmentKeeper(context.tier, opener, release)

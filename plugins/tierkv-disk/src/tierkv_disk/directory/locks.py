@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable
@@ -47,8 +48,9 @@ class NamespaceLock:
             os.close(self._fd)
             raise
         if note_use:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # only messages use the pid; the lock is held without it
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def watch(self, tier: str, clock: Callable[[], float]) -> DirectoryWatch:
         """Make a watch on the locked directory. tier: its name, for messages; clock: monotonic time in seconds."""
@@ -57,7 +59,8 @@ class NamespaceLock:
     def release(self) -> None:
         """Unlock the directory."""
         if self._note_use:
-            os.utime(self._fd)
+            with contextlib.suppress(OSError):  # the order of removal suffers; the lock must not stay
+                os.utime(self._fd)
         os.close(self._fd)
 
 
