@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stack_bed import opened, prompts_of, serve, stack_config
+from unopened_disks import PATIENCE_S, HangingDisk
 
-from tierkv.abc import BackendContext, BackendPlugin
 from tierkv.errors import BackendUnavailableError, DeadlineExceededError
-from tierkv.hookspecs import hookimpl
-from tierkv.plugins.loading import load_plugins
 
 Expected = Callable[..., list[list[int]]]
 PROMPTS = prompts_of(11, 2)
-PATIENCE_S = 60.0
-
-
-class HangingDisk:
-    """Registry in which the backend ``hanging`` is a disk that is not opened before ``release``."""
-
-    def __init__(self) -> None:
-        inner = load_plugins().require_backend("disk").plugin
-        self._may_open = threading.Event()
-        self.closed = threading.Event()
-
-        def open_late(context: BackendContext, options: Any) -> Any:
-            assert self._may_open.wait(PATIENCE_S)
-            backend = inner.open(context, options)
-            close = backend.close
-
-            def close_and_tell() -> None:
-                close()
-                self.closed.set()
-
-            backend.close = close_and_tell  # type: ignore[method-assign]
-            return backend
-
-        plugin = replace(inner, name="hanging", open=open_late, check=None)
-
-        class HangingPlugin:
-            TIERKV_SPI = 1
-
-            @hookimpl
-            def tierkv_backends(self) -> list[BackendPlugin]:
-                return [plugin]
-
-        self.registry = load_plugins([HangingPlugin()])
-
-    def release(self) -> None:
-        """Let every open go on."""
-        self._may_open.set()
 
 
 @pytest.fixture

@@ -190,13 +190,14 @@ class TierConfig(_Model):
     required: bool = Field(
         default=False,
         description="Whether the stack refuses to open without this tier. If not, a tier that cannot be opened is left "
-        "out and logged as an error. A place that holds other data (another program, format or namespace) is always "
-        "refused.",
+        "out, logged as an error, and tried again until it opens. A place that holds other data (another program, "
+        "format or namespace) is always refused.",
     )
     open_deadline_s: PositiveSeconds = Field(
         default=60.0,
-        description="Seconds for opening the backend. After that the tier cannot be opened: see `required`. Rebuilding "
-        "the lost index of a large tier takes long; the time for listing its chunks is not included.",
+        description="Seconds that the stack waits for the backend when it opens. All tiers are opened side by side. "
+        "After that the tier cannot be opened: see `required`. Rebuilding the lost index of a large tier takes long; "
+        "the time for listing its chunks is not included.",
     )
     probe_deadline_s: PositiveSeconds = Field(
         default=2.0, description="Seconds for one probe of a batch. After that chunks without an answer are misses."

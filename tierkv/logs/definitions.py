@@ -57,9 +57,20 @@ TIER_OPENED = _info("tier_opened", "tier opened", "tier", "backend", "chunks", "
 TIER_LEFT_OUT = LogEvent(
     "tier_left_out",
     logging.ERROR,
-    "the stack opens without this tier; stack.tiers.attach adds it, required = true makes this an error",
+    "the stack opens without this tier, and tries it again; required = true makes this an error",
     ("tier", "reason"),
-    "Remove the cause, then call `stack.tiers.attach` or restart.",
+    "Remove the cause. The tier is tried again until it opens, and joins then.",
+)
+TIER_JOINED = _state(
+    "tier_joined",
+    "tier that the stack had opened without is in service",
+    *("tier", "tries", "chunks", "held_bytes", "capacity_bytes"),
+)
+TIER_STAYS_OUT = _warning(
+    "tier_stays_out",
+    "tier that the stack had opened without is not tried again",
+    *("tier", "reason"),
+    advice="Remove the cause, then call `stack.tiers.attach` or restart.",
 )
 TIER_OPENED_LATE = _warning(
     "tier_opened_late",

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
+from tierkv.manager.contract import ResetScope
 from tierkv.stack.counter_watch import INTERVAL_S, CounterWatch
 from tierkv.stack.journal import StepJournal
 from tierkv.stack.views.events import StackEvents
@@ -114,6 +115,12 @@ class StackCore:
             self._check()
         if self._is_recorded:
             self._journal.hand_over()
+
+    def cache_was_reset(self, scope: ResetScope) -> None:
+        """Submit the instructions of a reset. With "all", absent tiers are emptied as they join."""
+        if scope == "all":
+            self.wiring.changes.cache_was_reset()
+        self.submit_ops()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -268,7 +268,7 @@ class Stack:
         """
         self._journal.reset_began()
         self._scheduler.reset_cache(scope)
-        self._core.submit_ops()
+        self._core.cache_was_reset(scope)
 
     def has_pending_work(self) -> bool:
         """Whether the engine should keep stepping: transfers, reports or changes of tiers are pending."""

@@ -314,7 +314,7 @@ class StagedStack:
         self._lookups.reset()
         self._manager.reset_cache(scope)
         self._jobs.orphan_all()
-        self._core.submit_ops()
+        self._core.cache_was_reset(scope)
 
     def workers_flushed(self) -> None:
         """Release the slots of all transfers in flight at the last reset: the engine states that they ended."""

@@ -40,7 +40,7 @@ from tierkv.plugins.calls import open_value
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.policies.guarded import GuardedPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
-from tierkv.stack.timed_opening import close_backend, open_within
+from tierkv.stack.timed_opening import close_backend
 from tierkv.structures.key_table import KeyDirectory
 from tierkv.tiers.framing import FrameRules
 from tierkv.tiers.retry import RetryLimits, Timing
@@ -97,7 +97,6 @@ class TierFactory:
         """Open the backend of a tier and wrap it. codecs: by name, those that may have written stored frames.
 
         Raises:
-            OpenDeadlineError: the backend was not opened in time.
             BackendError: the backend cannot be opened; says what to do.
             ConfigError: the tier's codec does not suit the engine's payloads, or lacks what it needs.
             PluginError: backend or codec is broken.
@@ -112,15 +111,13 @@ class TierFactory:
             config.capacity,
             partial(recognise_frame, self._sealer.namespace, capabilities.alignment),
         )
-        make = partial(
-            open_value,
+        backend = open_value(
             f"backend {tier.backend.name!r}",
             self._registry.backends[tier.backend.name].origin,
             partial(tier.backend.open, context, tier.options),
             tier=config.name,
             error=BackendError,
         )
-        backend = open_within(config.name, make, config.open_deadline_s, self.log)
         try:
             return Tier(
                 config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,

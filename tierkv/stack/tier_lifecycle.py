@@ -1,12 +1,14 @@
-"""Tiers that are attached and detached while a stack runs: opened on the caller's thread, linked on the engine's.
+"""Tiers that are attached and detached while a stack runs: opened on another thread, linked on the engine's.
 
-Opening a backend and listing what it holds may take seconds, so it blocks the thread of the caller. The engine's thread
-only links opened tiers, between two steps.
+Opening a backend and listing what it holds may take seconds, so it blocks the thread of the caller; a tier that was
+absent when the stack opened is tried again on a thread of its own. The engine's thread only begins those tries and
+links opened tiers, between two steps.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,15 +24,25 @@ from tierkv.dispatch.runtime import Runtime
 from tierkv.dispatch.scanning import scan_all
 from tierkv.dispatch.spawn import OneShot
 from tierkv.dispatch.tier_state import TierLimits
-from tierkv.errors import BackendError, EngineProtocolError, TierKVError
-from tierkv.logs.definitions import TIER_ATTACHED, TIER_DETACHED
+from tierkv.errors import (
+    BackendError,
+    ConfigError,
+    EngineProtocolError,
+    NamespaceMismatchError,
+    PluginError,
+    TierKVError,
+)
+from tierkv.logs.definitions import TIER_ATTACHED, TIER_DETACHED, TIER_JOINED, TIER_STAYS_OUT
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.tier_list import is_ours
 from tierkv.manager.manager import OffloadManager
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.stack.tier_factory import TierFactory, dispatch_limits, held_by, share_host_slots
-from tierkv.stack.timed_opening import close_backend
+from tierkv.stack.timed_opening import AbsentTier, close_backend, open_within
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
+
+_log = logging.getLogger(__name__)
 
 SCAN_TIMEOUT_S = 60.0
 """Seconds that an opening tier may take to list what it holds. A slower tier of an opening stack is out of service."""
@@ -80,6 +92,8 @@ class _Attachment:
     limits: TierLimits
     before: str | None
     change: TierChange
+    absent: AbsentTier | None = None
+    """Set where the stack itself opened the tier again."""
 
 
 @dataclass(slots=True)
@@ -97,7 +111,7 @@ class _Detaching:
 
 
 class TierChanges:
-    """Queue of attachments and detachments of one stack.
+    """Queue of attachments and detachments of one stack, and its absent tiers.
 
     :meth:`attach` and :meth:`detach` may be called on any thread, :meth:`apply` on the engine's.
 
@@ -108,6 +122,7 @@ class TierChanges:
         codecs: codecs in use, by name.
         manager, dispatcher: of the stack.
         names: names of the tiers in service.
+        absent: tiers that could not be opened; tried again in the background.
         num_slots: slots of the host tier.
 
     Attributes:
@@ -125,8 +140,10 @@ class TierChanges:
         dispatcher: Dispatcher,
         names: Sequence[str],
         num_slots: int,
+        absent: Sequence[AbsentTier] = (),
     ) -> None:
         self.names = list(names)
+        self._absent = {tier.name: tier for tier in absent}
         self._factory = factory
         self._registry = registry
         self._runtime = runtime
@@ -146,8 +163,22 @@ class TierChanges:
     ) -> TierChange:
         """Open a tier and queue its attachment. Raises as :meth:`tierkv.stack.views.tiers.StackTiers.attach`."""
         resolved = self._resolved(table)
-        self._check_names(resolved.config.name, before)
-        tier = self._factory.open_tier(resolved, self._codecs_for(resolved))
+        config = resolved.config
+        self._check_names(config.name, before)
+        absent = self._take_over(config.name, config.open_deadline_s)
+        try:
+            open_tier = partial(self._factory.open_tier, resolved, self._codecs_for(resolved))
+            tier = open_within(config.name, open_tier, config.open_deadline_s, self._factory.log)
+            attachment = self._prepared(resolved, tier, before, scan_timeout_s)
+        except BaseException:
+            if absent is not None:
+                self._absent[config.name] = absent  # tried again, as before
+            raise
+        self._queue(attachment)
+        return attachment.change
+
+    def _prepared(self, resolved: ResolvedTier, tier: Tier, before: str | None, scan_timeout_s: float) -> _Attachment:
+        """List what an opened tier holds. The tier is closed if that fails."""
         try:
             entries, ranks = self._scan(tier, scan_timeout_s)
             lower = self._factory.make_table(next(self._indices), resolved, tier.backend)
@@ -155,9 +186,22 @@ class TierChanges:
         except BaseException:
             close_backend(tier.backend)
             raise
-        change = TierChange(f"attach {tier.name}")
-        self._queue(_Attachment(lower, tier, dispatch_limits(resolved), before, change))
-        return change
+        return _Attachment(lower, tier, dispatch_limits(resolved), before, TierChange(f"attach {tier.name}"))
+
+    def _take_over(self, name: str, timeout_s: float) -> AbsentTier | None:
+        """End the tries to open an absent tier: the caller opens it. None: the tier is not absent.
+
+        Raises:
+            EngineProtocolError: it was opened meanwhile.
+        """
+        absent = self._absent.get(name)
+        if absent is None:
+            return None
+        absent.wait_idle(timeout_s)
+        if any(isinstance(item, _Attachment) and item.absent is absent for item in tuple(self._waiting)):
+            raise EngineProtocolError(f"tier {name!r} was opened again meanwhile: the next step attaches it")
+        absent.abandon()
+        return self._absent.pop(name, None)
 
     def detach(self, name: str, timeout_s: float) -> TierChange:
         """Queue a detachment, without waiting."""
@@ -195,7 +239,32 @@ class TierChanges:
             return result.entries, result.ranks
         return (), ()
 
+    def _open_again(self, absent: AbsentTier) -> None:
+        """Try to open an absent tier, on a thread of its own."""
+        resolved, opening, attachment = absent.resolved, absent.opening, None
+        try:
+            absent.opening = None
+            if opening is not None:
+                tier = opening.wait(0.0)
+            else:
+                tier = self._factory.open_tier(resolved, self._codecs_for(resolved))
+            attachment = self._prepared(resolved, tier, None, SCAN_TIMEOUT_S)
+            attachment.absent = absent
+        except (ConfigError, PluginError, NamespaceMismatchError) as error:  # no time heals these
+            self._absent.pop(absent.name, None)
+            self._factory.log.report(TIER_STAYS_OUT, tier=absent.name, reason=error)
+        except Exception as error:  # noqa: BLE001 - logged when the tier left; a thread ends here, and the next one tries
+            _log.debug("tier %s cannot be opened yet (try %d): %s", absent.name, absent.tries, error)
+        if attachment is not None:
+            self._queue(attachment)
+        absent.try_ended()
+
     # -- the engine's thread -----------------------------------------------------------------------------------------
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Names of the tiers that could not be opened, and are tried again. Any thread."""
+        return tuple(self._absent)
 
     @property
     def pending(self) -> bool:
@@ -206,6 +275,8 @@ class TierChanges:
 
     def apply(self) -> None:
         """Forget detached tiers and link opened ones, without waiting. Costs nothing where nothing changes."""
+        if self._absent:
+            self._try_absent()
         # In this order: a tier's last operations are submitted, and refused, before the tier is forgotten.
         if self._detaching:
             for index in self._dispatcher.take_detached():
@@ -223,9 +294,26 @@ class TierChanges:
             except Exception as error:  # noqa: BLE001 - such as a thread that cannot start: the engine must go on
                 item.change.settle(EngineProtocolError(f"it could not be done: {error}"))
 
+    def _try_absent(self) -> None:
+        now_s = self._runtime.clock()
+        for absent in tuple(self._absent.values()):
+            if absent.is_due(now_s):
+                absent.try_began()
+                try:
+                    self._runtime.spawn(f"tierkv-{absent.name}-open", OneShot(partial(self._open_again, absent)))
+                except RuntimeError:  # no thread can be started at present
+                    absent.try_ended()
+
+    def cache_was_reset(self) -> None:
+        """Note a reset of all tiers: what absent tiers hold is outdated."""
+        for absent in tuple(self._absent.values()):
+            absent.must_be_emptied = True
+
     def close(self) -> None:
         """Fail all pending changes: the stack has closed, with every tier in it."""
         self._is_closed = True
+        while self._absent:
+            self._absent.popitem()[1].abandon()
         for detaching in list(self._detaching.values()):
             detaching.change.settle()
         while True:
@@ -243,7 +331,8 @@ class TierChanges:
     def _attach_now(self, item: _Attachment) -> None:
         index, name = item.table.index, item.tier.name
         try:
-            self._manager.attach(item.table, item.before)
+            before = item.before if item.absent is None else self._place_of(item.absent, item.table)
+            self._manager.attach(item.table, before)
             self.names.extend([""] * (index + 1 - len(self.names)))
             self.names[index] = name
             try:
@@ -255,10 +344,40 @@ class TierChanges:
             self._close_unused(item.tier)
             raise
         self._share_host_slots()
-        self._factory.log.report(TIER_ATTACHED, tier=name, **held_by(item.table))
+        if item.absent is None:
+            self._factory.log.report(TIER_ATTACHED, tier=name, **held_by(item.table))
+        else:
+            self._joined(item.absent, item.table)
         item.change.settle()
 
+    def _place_of(self, absent: AbsentTier, table: LowerTier) -> str | None:
+        """Return the tier ahead of which a tier that was absent is searched.
+
+        Raises:
+            EngineProtocolError: it is no longer wanted.
+        """
+        if self._absent.get(absent.name) is not absent:
+            raise EngineProtocolError(f"tier {absent.name!r} was detached, or attached by hand, meanwhile")
+        if absent.must_be_emptied and not is_ours(table):
+            self._absent.pop(absent.name)
+            reason = "the cache was reset meanwhile, and this tier, shared or read-only, must not be emptied"
+            self._factory.log.report(TIER_STAYS_OUT, tier=absent.name, reason=reason)
+            raise EngineProtocolError(f"tier {absent.name!r} holds outdated chunks")
+        in_service = self._manager.tier_names[1:]
+        return next((name for name in absent.followers if name in in_service), None)
+
+    def _joined(self, absent: AbsentTier, table: LowerTier) -> None:
+        self._absent.pop(absent.name, None)
+        if absent.must_be_emptied:
+            table.reset()
+        self._factory.log.report(TIER_JOINED, tier=absent.name, tries=absent.tries, **held_by(table))
+
     def _detach_now(self, item: _Detachment) -> None:
+        absent = self._absent.pop(item.name, None)
+        if absent is not None:
+            absent.abandon()
+            item.change.settle()
+            return
         tables = {table.name: table for table in self._manager.tiers}
         index = self._manager.detach(item.name)
         self._detaching[index] = _Detaching(tables[item.name], item.change, self._runtime.clock() + item.timeout_s)

@@ -1,84 +1,174 @@
-"""Opening of backends within a deadline, each on a thread of its own: one that hangs keeps no engine waiting."""
+"""Opening of tiers side by side, each on a thread of its own: one that hangs keeps neither engine nor others waiting.
+
+A tier that could not be opened is *absent*: the stack serves without it and tries it again
+(:class:`tierkv.stack.tier_lifecycle.TierChanges`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 
 from tierkv.abc import AsyncBackend, Backend
+from tierkv.config.resolving import ResolvedTier
 from tierkv.dispatch.spawn import OneShot, start_thread
 from tierkv.errors import DeadlineExceededError
 from tierkv.logs.definitions import TIER_OPENED_LATE
 from tierkv.logs.stack_log import StackLog
+from tierkv.tiers.tier import Tier
+
+REOPEN_PAUSE_MAX_S = 10.0
+"""Longest pause between two tries to open an absent tier, in seconds."""
 
 
 class OpenDeadlineError(DeadlineExceededError):
     """A backend was not opened within ``open_deadline_s``."""
 
 
-def open_within(
-    tier: str, make: Callable[[], Backend | AsyncBackend], deadline_s: float, log: StackLog
-) -> Backend | AsyncBackend:
-    """Open a backend on another thread. Waits up to ``deadline_s`` seconds on the caller's.
+class Opening:
+    """Opening of one tier, begun at once on another thread. The tier belongs to the caller of :meth:`wait`.
 
     Args:
-        tier: name of the tier, for messages and the thread.
-        make: opens the backend.
-        deadline_s: seconds. A backend that is opened later is closed at once, so that its locks are released.
-        log: receives a line then.
-
-    Raises:
-        OpenDeadlineError: the deadline passed.
-        BaseException: any error of ``make``.
+        name: name of the tier, for messages and the thread.
+        open_tier: opens the tier.
+        log: receives a line if the tier is opened after it was abandoned.
     """
-    opening = _Opening(tier, make, log)
-    start_thread(f"tierkv-{tier}-open", OneShot(opening.run))
-    return opening.wait(deadline_s)
 
-
-class _Opening:
-    """Opening of one backend. Exactly one of the two threads owns the backend in the end."""
-
-    def __init__(self, tier: str, make: Callable[[], Backend | AsyncBackend], log: StackLog) -> None:
-        self._tier = tier
+    def __init__(self, name: str, open_tier: Callable[[], Tier], log: StackLog) -> None:
+        self._name = name
         self._log = log
-        self._make = make
+        self._open_tier = open_tier
+        self._began_s = time.monotonic()
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the three fields below
-        self._backend: Backend | AsyncBackend | None = None
+        self._tier: Tier | None = None
         self._error: BaseException | None = None
-        self._is_late = False
+        self._is_abandoned = False
+        start_thread(f"tierkv-{name}-open", OneShot(self._run))
 
-    def run(self) -> None:
-        backend, error = None, None
+    def _run(self) -> None:
+        tier, error = None, None
         try:
-            backend = self._make()
-        except BaseException as fault:  # noqa: BLE001 - raised again on the caller's thread
+            tier = self._open_tier()
+        except BaseException as fault:  # noqa: BLE001 - raised again by wait
             error = fault
         with self._lock:
-            self._backend, self._error = backend, error
-            is_late = self._is_late
+            self._tier, self._error = tier, error
+            is_abandoned = self._is_abandoned
         self._ended.set()
-        if is_late and backend is not None:
-            self._log.report(TIER_OPENED_LATE, tier=self._tier)
-            close_backend(backend)
+        if is_abandoned and tier is not None:
+            self._log.report(TIER_OPENED_LATE, tier=self._name)
+            close_backend(tier.backend)
 
-    def wait(self, deadline_s: float) -> Backend | AsyncBackend:
-        self._ended.wait(deadline_s)
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`wait` would not wait."""
+        return self._ended.is_set()
+
+    def wait(self, deadline_s: float) -> Tier:
+        """Wait until the tier is open, up to ``deadline_s`` seconds after the begin.
+
+        Raises:
+            OpenDeadlineError: the deadline passed. The opening goes on: wait again, or abandon it.
+            BaseException: any error of ``open_tier``.
+        """
+        if not self._ended.wait(max(0.0, self._began_s + deadline_s - time.monotonic())):
+            raise OpenDeadlineError(
+                f"tier {self._name!r}: its backend was not opened within {deadline_s:g} seconds; see what it waits for "
+                "(a lock, a dead file system, a pipe in the place of a file), or raise open_deadline_s",
+                tier=self._name,
+            )
         with self._lock:
-            backend, error = self._backend, self._error
-            self._is_late = backend is None
+            tier, self._tier, error = self._tier, None, self._error
         if error is not None:
             raise error
-        if backend is None:
-            raise OpenDeadlineError(
-                f"tier {self._tier!r}: its backend was not opened within {deadline_s:g} seconds; see what it waits for "
-                "(a lock, a dead file system, a pipe in the place of a file), or raise open_deadline_s",
-                tier=self._tier,
-            )
-        return backend
+        if tier is None:
+            raise RuntimeError(f"tier {self._name!r} was abandoned, or belongs to another caller")
+        return tier
+
+    def abandon(self) -> None:
+        """Close the tier now, or as soon as it is open, unless it belongs to a caller. Does not wait."""
+        with self._lock:
+            tier, self._tier, self._is_abandoned = self._tier, None, True
+        if tier is not None:
+            start_thread(f"tierkv-{self._name}-close", OneShot(partial(close_backend, tier.backend)))
+
+
+def open_within(name: str, open_tier: Callable[[], Tier], deadline_s: float, log: StackLog) -> Tier:
+    """Open one tier on another thread. Waits up to ``deadline_s`` seconds on the caller's.
+
+    Raises:
+        OpenDeadlineError: the deadline passed. A backend that is opened later is closed at once, so that its locks are
+            released.
+        BaseException: any error of ``open_tier``.
+    """
+    opening = Opening(name, open_tier, log)
+    try:
+        return opening.wait(deadline_s)
+    except OpenDeadlineError:
+        opening.abandon()
+        raise
+
+
+class AbsentTier:
+    """Tier of a stack's description that could not be opened. Tried again with growing pauses, one try at a time.
+
+    The engine's thread begins a try, and another thread ends it.
+
+    Args:
+        resolved: its description.
+        followers: names of the tiers that are searched after it, in order.
+        opening: the first try, where it still hangs.
+    """
+
+    def __init__(self, resolved: ResolvedTier, followers: tuple[str, ...], opening: Opening | None = None) -> None:
+        self.resolved = resolved
+        self.name = resolved.config.name
+        self.followers = followers
+        self.opening = opening
+        self.must_be_emptied = False
+        """Whether the cache was reset meanwhile: what the tier holds is outdated."""
+        self.tries = 1
+        """Tries so far."""
+        self._pause_s = min(resolved.config.breaker_cooldown_s, REOPEN_PAUSE_MAX_S)
+        self._again_s: float | None = None  # None: the next try is not scheduled yet
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the next try may begin."""
+        if not self._idle.is_set():
+            return False
+        if self.opening is not None:
+            return self.opening.has_ended
+        if self._again_s is None:
+            self._again_s = now_s + self._pause_s
+        return now_s >= self._again_s
+
+    def try_began(self) -> None:
+        """Note the begin of a try."""
+        self.tries += 1
+        self._idle.clear()
+
+    def try_ended(self) -> None:
+        """Note the end of a try that failed."""
+        self._pause_s = min(2 * self._pause_s, REOPEN_PAUSE_MAX_S)
+        self._again_s = None
+        self._idle.set()
+
+    def abandon(self) -> None:
+        """Close what the first try may still open."""
+        opening, self.opening = self.opening, None
+        if opening is not None:
+            opening.abandon()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no try is under way. Returns whether none is."""
+        return self._idle.wait(timeout_s)
 
 
 def close_backend(backend: Backend | AsyncBackend) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tierkv._version import __version__
 from tierkv.abc import Codec
@@ -36,7 +37,7 @@ from tierkv.stack.observers import Observers
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.tier_factory import TierFactory, dispatch_limits, held_by, share_host_slots
 from tierkv.stack.tier_lifecycle import SCAN_TIMEOUT_S, TierChanges
-from tierkv.stack.timed_opening import close_backend
+from tierkv.stack.timed_opening import AbsentTier, OpenDeadlineError, Opening, close_backend
 from tierkv.structures.key_table import KeyDirectory
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
@@ -97,6 +98,8 @@ class OpenedTiers:
     """Codecs in use, by name."""
     lower: Sequence[LowerTier]
     """The tiers as the manager knows them, still empty."""
+    absent: Sequence[AbsentTier]
+    """Tiers that could not be opened, and are tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,8 @@ def plan_stack(
 def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     """Map the arena, open the lower tiers and start their dispatch. undo: closes them if a later part fails.
 
-    A tier that cannot be opened, or not within its ``open_deadline_s``, is left out and logged, unless it is required.
+    All tiers are opened side by side. One that cannot be opened, or not within its ``open_deadline_s``, is absent: it
+    is logged and tried again, unless it is required.
 
     Raises:
         NamespaceMismatchError: the place of a tier holds other data.
@@ -204,21 +208,9 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
         config.tenants.tracked_max, plan.geometry, plan.log, plan.engine.replica,
     )  # fmt: skip
     codecs = factory.open_codecs(plan.resolved.tiers)
-    with contextlib.ExitStack() as unopened:
-        tiers: list[Tier] = []
-        served: list[ResolvedTier] = []
-        for resolved in plan.resolved.tiers:
-            try:
-                tier = factory.open_tier(resolved, codecs)
-            except BackendError as error:
-                if resolved.config.required or isinstance(error, NamespaceMismatchError):
-                    raise
-                plan.log.report(TIER_LEFT_OUT, tier=resolved.config.name, reason=error)
-                continue
-            unopened.callback(close_backend, tier.backend)
-            tiers.append(tier)
-            served.append(resolved)
-        unopened.pop_all()  # from here on the dispatcher closes them
+    served, tiers, absent = _open_side_by_side(plan, factory, codecs)
+    for late in absent:
+        undo.callback(late.abandon)
     limits = [dispatch_limits(resolved) for resolved in served]
     dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
     undo.callback(dispatcher.close, 0.0)
@@ -228,7 +220,42 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
         for index, (resolved, tier) in enumerate(zip(served, tiers, strict=True))
     ]
     share_host_slots(lower, arena.num_slots)
-    return OpenedTiers(arena, shared, dispatcher, factory, codecs, lower)
+    return OpenedTiers(arena, shared, dispatcher, factory, codecs, lower, absent)
+
+
+def _open_side_by_side(
+    plan: StackPlan, factory: TierFactory, codecs: Mapping[str, Codec]
+) -> tuple[list[ResolvedTier], list[Tier], list[AbsentTier]]:
+    """Open tiers, each on a thread of its own. Returns those that opened, their tiers, and those that did not.
+
+    Raises:
+        TierKVError: as :func:`open_tiers`. Every tier is closed again.
+    """
+    served: list[ResolvedTier] = []
+    tiers: list[Tier] = []
+    absent: list[AbsentTier] = []
+    described = plan.resolved.tiers
+    names = tuple(resolved.config.name for resolved in described)
+    with contextlib.ExitStack() as undo:
+        openings: list[Opening] = []
+        for resolved in described:
+            openings.append(Opening(resolved.config.name, partial(factory.open_tier, resolved, codecs), plan.log))
+            undo.callback(openings[-1].abandon)
+        for position, (resolved, opening) in enumerate(zip(described, openings, strict=True)):
+            try:
+                tier = opening.wait(resolved.config.open_deadline_s)
+            except BackendError as error:
+                if resolved.config.required or isinstance(error, NamespaceMismatchError):
+                    raise
+                plan.log.report(TIER_LEFT_OUT, tier=resolved.config.name, reason=error)
+                still_opening = opening if isinstance(error, OpenDeadlineError) else None
+                absent.append(AbsentTier(resolved, names[position + 1 :], still_opening))
+                continue
+            undo.callback(close_backend, tier.backend)
+            tiers.append(tier)
+            served.append(resolved)
+        undo.pop_all()  # from here on the dispatcher closes them
+    return served, tiers, absent
 
 
 def host_tier(plan: StackPlan, opened: OpenedTiers) -> HostTier:
@@ -269,6 +296,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
             manager=manager,
             dispatcher=opened.dispatcher,
             names=[tier.name for tier in opened.lower],
+            absent=opened.absent,
             num_slots=opened.arena.num_slots,
         ),
         log=plan.log,

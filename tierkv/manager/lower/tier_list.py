@@ -168,7 +168,7 @@ class TierList:
     @property
     def not_ours(self) -> tuple[str, ...]:
         """Names of the tiers in service whose chunks this stack must not delete: shared ones, and read-only ones."""
-        return tuple(tier.name for tier in self.in_service if not _is_ours(tier))
+        return tuple(tier.name for tier in self.in_service if not is_ours(tier))
 
     def check_ours(self) -> None:
         """Check that this stack may delete every chunk in every tier.
@@ -177,7 +177,7 @@ class TierList:
             EngineProtocolError: a tier is shared with other processes, or never written.
         """
         for tier in self.in_service:
-            if not _is_ours(tier):
+            if not is_ours(tier):
                 why = "is shared with others" if tier.limits.writes else "is never written"
                 raise EngineProtocolError(
                     f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not ours to delete. '
@@ -223,5 +223,6 @@ class TierList:
             keys_max -= len(some)
 
 
-def _is_ours(tier: LowerTier) -> bool:
+def is_ours(tier: LowerTier) -> bool:
+    """Whether this stack may delete every chunk of a tier: it is neither shared nor read-only."""
     return tier.limits.writes and tier.capabilities.authoritative_index

@@ -31,7 +31,7 @@ class StackTiers:
         """Add a lower tier to a stack in service. Any thread but the engine's: waits until the backend is open.
 
         The engine's next step puts the tier in service, with everything it holds. The tier gets what is stored from
-        then on.
+        then on. The stack makes no further attempt to open an absent tier of that name.
 
         Args:
             table: as a ``[[tiers]]`` table of a stack's description.
@@ -47,6 +47,8 @@ class StackTiers:
 
     def detach(self, name: str, *, timeout_s: float = 30.0) -> TierChange:
         """Remove a lower tier from a stack in service; its stored chunks stay in place. Any thread; does not wait.
+
+        A tier that could not be opened is not tried again.
 
         From the engine's next step on, the tier is neither read nor written. Chunks that were queued for it are
         dropped and counted. Its backend is closed when its running calls have ended, or after ``timeout_s``; then the
@@ -95,8 +97,12 @@ class StackTiers:
         return self._manager.read_costs.speeds()
 
     def health(self) -> dict[str, TierCondition]:
-        """Whether each lower tier is in service, and whether it can be written. Any thread."""
-        return latest_by_name(self._changes, self._dispatcher.health())
+        """Whether each lower tier is in service, and whether it can be written. Any thread.
+
+        Tiers that could not be opened, and are tried again, are included.
+        """
+        absent = dict.fromkeys(self._changes.absent, TierCondition(usable=False, writable=False))
+        return absent | latest_by_name(self._changes, self._dispatcher.health())
 
     def room(self) -> dict[str, int]:
         """Bytes that each lower tier may hold: its capacity, or less while its backend reports that it is full.
