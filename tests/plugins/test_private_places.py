@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.abc.places import check_private_directory, make_private_directory, open_private
+from tierkv.abc.places import check_private_directory, make_private_directory, open_private, read_short_file
 from tierkv.errors import BackendError
 
 
@@ -86,3 +86,31 @@ def test_files_are_private_and_not_inherited(tmp_path: Path) -> None:
     assert mode(tmp_path / "frame") == 0o600
     with open(tmp_path / "frame", "rb", opener=open_private) as file:
         assert file.read() == b"frame"
+
+
+def test_a_short_file_is_read(tmp_path: Path) -> None:
+    """Up to its longest content, whatever the bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)))
+    assert read_short_file(path, 256) == bytes(range(256))
+    with pytest.raises(OSError, match="longer than 255 bytes"):
+        read_short_file(path, 255)
+    with pytest.raises(FileNotFoundError):
+        read_short_file(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("kind", ["grown", "link", "pipe", "directory"])
+def test_nothing_endless_is_read(tmp_path: Path, kind: str) -> None:
+    """A link to an endless device once took 7.4 GiB, and a pipe hung the engine's start."""
+    path = tmp_path / "namespace.json"
+    if kind == "grown":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(OSError, match=r"longer than|not a regular file|directory"):
+        read_short_file(path)

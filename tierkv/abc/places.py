@@ -7,11 +7,15 @@ a backend that keeps frames in files creates them with these functions, and refu
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
 
 from tierkv.errors import BackendError
+
+SHORT_FILE_BYTES_MAX = 1 << 20
+"""Longest manifest, marker or other short file that is read, in bytes."""
 
 _ROOT_USER = 0
 
@@ -82,3 +86,34 @@ def open_private(path: str, flags: int) -> int:
         OSError: it cannot be opened.
     """
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def read_short_file(path: Path, bytes_max: int = SHORT_FILE_BYTES_MAX) -> bytes:
+    """Read a short regular file. A link is not followed, and a pipe is not waited for. May be called on any thread.
+
+    Args:
+        path: of the file.
+        bytes_max: longest content in bytes; no more is read into memory.
+
+    Returns:
+        The content.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, is longer, or is a link, a directory, a pipe or a device.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from None
+        raise
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = bytearray()
+        while len(content) <= bytes_max and (part := file.read(bytes_max + 1 - len(content))):
+            content += part
+    if len(content) > bytes_max:
+        raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
+    return bytes(content)

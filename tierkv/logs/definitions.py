@@ -57,14 +57,14 @@ TIER_OPENED = _info("tier_opened", "tier opened", "tier", "backend", "chunks", "
 TIER_LEFT_OUT = LogEvent(
     "tier_left_out",
     logging.ERROR,
-    "the stack opens without this tier, and tries it again; required = true makes this an error",
+    "the stack opens without this tier for the present; required = true makes this an error",
     ("tier", "reason"),
     "Remove the cause. The tier is tried again until it opens, and joins then.",
 )
 TIER_JOINED = _state(
     "tier_joined",
     "tier that the stack had opened without is in service",
-    *("tier", "tries", "chunks", "held_bytes", "capacity_bytes"),
+    *("tier", "attempts", "chunks", "held_bytes", "capacity_bytes"),
 )
 TIER_STAYS_OUT = _warning(
     "tier_stays_out",

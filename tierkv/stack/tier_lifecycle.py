@@ -370,7 +370,7 @@ class TierChanges:
         self._absent.pop(absent.name, None)
         if absent.must_be_emptied:
             table.reset()
-        self._factory.log.report(TIER_JOINED, tier=absent.name, tries=absent.tries, **held_by(table))
+        self._factory.log.report(TIER_JOINED, tier=absent.name, attempts=absent.tries, **held_by(table))
 
     def _detach_now(self, item: _Detachment) -> None:
         absent = self._absent.pop(item.name, None)

@@ -48,6 +48,7 @@ class Opening:
         self._tier: Tier | None = None
         self._error: BaseException | None = None
         self._is_abandoned = False
+        self._is_late = False  # written by the thread that waits
         start_thread(f"tierkv-{name}-open", OneShot(self._run))
 
     def _run(self) -> None:
@@ -61,7 +62,8 @@ class Opening:
             is_abandoned = self._is_abandoned
         self._ended.set()
         if is_abandoned and tier is not None:
-            self._log.report(TIER_OPENED_LATE, tier=self._name)
+            if self._is_late:
+                self._log.report(TIER_OPENED_LATE, tier=self._name)
             close_backend(tier.backend)
 
     @property
@@ -77,6 +79,7 @@ class Opening:
             BaseException: any error of ``open_tier``.
         """
         if not self._ended.wait(max(0.0, self._began_s + deadline_s - time.monotonic())):
+            self._is_late = True
             raise OpenDeadlineError(
                 f"tier {self._name!r}: its backend was not opened within {deadline_s:g} seconds; see what it waits for "
                 "(a lock, a dead file system, a pipe in the place of a file), or raise open_deadline_s",

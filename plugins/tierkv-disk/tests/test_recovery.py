@@ -171,6 +171,29 @@ def test_a_failed_rewrite_changes_nothing(
         assert disk.get(make_key(1)) == make_frame(make_key(1), 2 * COMPACT_RECORDS_MIN - 1, PAGE)
 
 
+def test_a_log_that_grew_is_not_read_to_its_end(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that ends in a hole of a terabyte opens at once, with all of its frames, and is replaced by a short one."""
+    with open_disk() as disk:
+        disk.put(frames(1, 2))
+    log = directory / "index.log"
+    os.truncate(log, 1 << 40)
+    reads: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        reads.append(offset)
+        assert len(reads) < 1000, "the hole is being read"
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    with open_disk() as disk:
+        assert disk.get(make_key(1)) == frames(1)[make_key(1)]
+        assert disk.get(make_key(2)) == frames(2)[make_key(2)]
+    assert log.stat().st_size < 8 << 20
+
+
 def test_temporary_files_are_removed(open_disk: OpenDisk, place: Path, directory: Path) -> None:
     """Temporary files of a process killed before the rename are removed."""
     with open_disk() as disk:

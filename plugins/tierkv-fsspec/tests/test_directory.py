@@ -260,6 +260,17 @@ def test_foreign_manifest_is_refused_and_unchanged(tmp_path: Path, content: str)
     assert manifest.read_text() == content
 
 
+def test_an_endless_manifest_is_not_read(tmp_path: Path) -> None:
+    """A manifest that grew must not fill the memory of the engine that starts."""
+    manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
+    manifest.parent.mkdir()
+    manifest.touch()
+    os.truncate(manifest, 1 << 40)
+    with pytest.raises(NamespaceMismatchError, match="longer than") as failure:
+        open_at(f"file://{tmp_path}")
+    assert str(manifest) in str(failure.value)
+
+
 DISK_FULL = """
 import pathlib, sys, fsspec_support as s
 from tierkv.errors import OutOfSpaceError

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from fsspec_support import S3Server, get, key, object_name, open_at, put
+from fsspec_support import S3Server, get, key, namespace, object_name, open_at, put
 
-from tierkv.errors import BackendError
+from tierkv.errors import BackendError, NamespaceMismatchError
 from tierkv_fsspec.backend import object_name as name_below_namespace
 from tierkv_fsspec.presence_hints import ListedNames
 
@@ -203,6 +203,16 @@ def test_odd_prefixes_mean_the_same_to_all(s3: S3Server) -> None:
         assert s3.client.get_object(Bucket=bucket, Key=name)["Body"].read() == b"one"
         one.close()
         two.close()
+
+
+@pytest.mark.parametrize("implementation", ["obstore", "fsspec"])
+def test_an_endless_manifest_is_not_fetched(s3: S3Server, implementation: str) -> None:
+    """A user who can write to the bucket must not fill the memory of every engine that starts."""
+    bucket = s3.new_bucket()
+    name = f"{namespace().fingerprint().hex()}/namespace.json"
+    s3.client.put_object(Bucket=bucket, Key=name, Body=bytes(3 << 20))
+    with pytest.raises(NamespaceMismatchError, match="longer than 1048576 bytes"):
+        open_at(f"s3://{bucket}", endpoint_url=s3.endpoint, implementation=implementation)
 
 
 def test_requests_at_once_are_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> None:

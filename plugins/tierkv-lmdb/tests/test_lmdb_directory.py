@@ -87,6 +87,34 @@ def test_manifest_of_another_namespace_is_refused(tmp_path: Path, damage: str) -
     assert (directory(tmp_path) / "data.mdb").exists()
 
 
+@pytest.mark.parametrize("kind", ["grown", "link", "pipe"])
+@pytest.mark.parametrize("name", ["tierkv-lmdb.json", "namespace.json", "unsynced", "damage.json"])
+def test_an_endless_side_file_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    """A link to an endless device must not fill the memory, and a pipe must not hang: a named error, or a fresh start
+    where the file is only a hint.
+    """
+    backend = open_at(tmp_path)
+    put(backend, {key(1): b"frame"})
+    backend.close()
+    file = (tmp_path if name == "tierkv-lmdb.json" else directory(tmp_path)) / name
+    file.unlink(missing_ok=True)
+    if kind == "grown":
+        file.touch()
+        os.truncate(file, 1 << 40)
+    elif kind == "link":
+        file.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(file)
+    if name in {"tierkv-lmdb.json", "namespace.json"}:
+        with pytest.raises(NamespaceMismatchError, match=str(file)):
+            open_at(tmp_path)
+    else:
+        backend = open_at(tmp_path)
+        put(backend, {key(2): b"another"})
+        assert get(backend, key(2)) == [b"another"]
+        backend.close()
+
+
 def test_manifest_describes_the_namespace(tmp_path: Path) -> None:
     """A user who looks at a directory of hexadecimal names must find out which model it belongs to."""
     open_at(tmp_path).close()

@@ -10,7 +10,7 @@ from typing import Any
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_fsspec.failures import clear_tracebacks
-from tierkv_fsspec.stores.store import Store
+from tierkv_fsspec.stores.store import SHORT_BYTES_MAX, Store, TooLongError
 
 MANIFEST = "namespace.json"
 FORMAT = "tierkv-fsspec"
@@ -40,6 +40,11 @@ def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
     except FileNotFoundError as error:
         clear_tracebacks(error)
         return False
+    except TooLongError as error:
+        raise NamespaceMismatchError(
+            f"{url}/{MANIFEST} is no manifest of tierkv: it is longer than {SHORT_BYTES_MAX} bytes. Give another url; "
+            f"or, if that data is not needed, remove everything below {url}"
+        ) from error
     differences = list(_differences(text, namespace))
     if differences:
         raise NamespaceMismatchError(
@@ -82,6 +87,6 @@ def _differences(text: bytes, namespace: Namespace) -> Iterator[str]:
 def _parse(text: bytes) -> dict[str, Any] | None:
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

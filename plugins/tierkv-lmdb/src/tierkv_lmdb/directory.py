@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierkv.abc.places import make_private_directory
+from tierkv.abc.places import make_private_directory, read_short_file
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 
@@ -84,7 +84,7 @@ class OwnerLock:
 
 
 def _in_use(path: Path) -> str:
-    pid = path.read_text(errors="replace").strip() or "unknown"
+    pid = _text_of(path) or "unknown"
     where = "this process" if pid == str(os.getpid()) else f"process {pid}"
     return (
         f"{path.parent}: in use by {where}. One process at a time may open a namespace of an LMDB tier: stop that one, "
@@ -192,11 +192,16 @@ def _description(namespace: Namespace) -> object:
 def drop_unsynced_data(directory: Path) -> None:
     """Remove data that was not synced when the machine went down: LMDB may crash on reading it."""
     marker = directory / UNSYNCED
-    if not marker.exists() or marker.read_text(errors="replace") == boot_id():
+    if not os.path.lexists(marker) or is_of_this_boot(directory):
         return
     _log.warning("%s: the machine went down while data was not synced (durability = none); starting empty", directory)
     drop_data(directory)
     marker.unlink()
+
+
+def is_of_this_boot(directory: Path) -> bool:
+    """Whether the marker of unsynced data was written since the machine started. A damaged one was not."""
+    return _text_of(directory / UNSYNCED) == boot_id()
 
 
 def drop_data(directory: Path) -> None:
@@ -263,6 +268,14 @@ def sync_directory(path: Path) -> None:
 
 def _read_json(path: Path) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_short_file(path))
     except (OSError, ValueError, RecursionError) as error:
         return f"unreadable content ({error})"
+
+
+def _text_of(path: Path) -> str:
+    """Content of a short file; empty if it cannot be read."""
+    try:
+        return read_short_file(path).decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -6,7 +6,7 @@ data file, every key is absent. If the writer starts again with another file, th
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb import frame_reads
-from tierkv_lmdb.directory import MANIFEST, UNSYNCED, boot_id, require_manifest
+from tierkv_lmdb.directory import MANIFEST, UNSYNCED, is_of_this_boot, require_manifest
 from tierkv_lmdb.environments.environment import DATABASES, Environment
 from tierkv_lmdb.environments.file_watch import DATA_FILE
 from tierkv_lmdb.failures import Failures
@@ -133,9 +133,7 @@ class LmdbReader:
 
     def _is_untrusted(self) -> bool:
         """Whether the machine went down before the data was synced; the next writer will drop it."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self._directory / UNSYNCED).read_text(errors="replace") != boot_id()
-        return False
+        return os.path.lexists(self._directory / UNSYNCED) and not is_of_this_boot(self._directory)
 
 
 def _nothing(*, synced: bool) -> None:

@@ -133,6 +133,11 @@ def has_log_of(directory: Path, identity: LogIdentity) -> bool:
         os.close(fd)
 
 
+def is_overlong(size: int, records: int) -> bool:
+    """Whether a log is longer than its records and the zeros that are written ahead, so that it should be replaced."""
+    return size > round_up(RECORD_BYTES * (1 + records) + 2 * GROW_BYTES, GROW_BYTES)
+
+
 def replacement_bytes(live: int) -> int:
     """Bytes that a new log of ``live`` records needs beside the present one, until it has replaced it."""
     return RECORD_BYTES * (1 + live) + GROW_BYTES // 4
@@ -188,6 +193,11 @@ def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: 
     # Written for speed: there may be millions of records.
     while data := os.pread(fd, _READ_BYTES, position):
         position += len(data)
+        if data == bytes(len(data)):
+            data_at = _next_data(fd, position)
+            bad += (data_at - position + len(data)) // RECORD_BYTES
+            position, data = data_at, b""
+            continue
         whole = len(data) - len(data) % RECORD_BYTES
         view = memoryview(data)[:whole]
         sums = [digest(view[start : start + 120], seed) for start in range(8, whole, RECORD_BYTES)]
@@ -210,6 +220,15 @@ def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: 
             # Only the last read, at the end of the file, can end within a record.
         torn_bytes += len(data) - whole if any(data[whole:]) else 0
     health.records, health.torn_bytes = records, torn_bytes
+
+
+def _next_data(fd: int, position: int) -> int:
+    """Offset of the next record that is not in a hole: a file may end in a hole of any size, which would take hours."""
+    try:
+        found = os.lseek(fd, position, os.SEEK_DATA)
+    except OSError:  # nothing but a hole up to the end, or a file system that does not know
+        found = max(position, os.fstat(fd).st_size)
+    return found - found % RECORD_BYTES
 
 
 class IndexLog:

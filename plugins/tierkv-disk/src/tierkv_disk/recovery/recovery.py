@@ -35,6 +35,7 @@ from tierkv_disk.log.index_log import (
     LogIdentity,
     Record,
     RecordKind,
+    is_overlong,
     read_records,
     records_of,
     replacement_bytes,
@@ -140,7 +141,8 @@ def recover(files: NamespaceFiles, quarantine: Quarantine, *, sync: bool) -> tup
             _search(files, table, quarantine, report, set() if fd is None else _deleted(fd, files))
         _settle(files, table, quarantine, report)
         dead = is_mostly_dead(report.log.records, len(table.entries))
-        if fd is not None and report.lossless and not report.log.slotted and not dead:
+        overlong = fd is not None and is_overlong(os.fstat(fd).st_size, report.log.records)
+        if fd is not None and report.lossless and not report.log.slotted and not dead and not overlong:
             log = IndexLog.resume(fd, files.identity, report.log, sync=sync)
             fd = None  # the log owns it now
             return table, log, report

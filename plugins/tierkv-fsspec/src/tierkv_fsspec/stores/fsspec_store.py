@@ -13,7 +13,7 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.stores.store import HEAD_BYTES, TEMPORARY, copy_into
+from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TEMPORARY, copy_into, short
 
 BUCKET_PROTOCOLS = ("s3", "gs", "az", "oss", "oci", "tos", "tosfs")
 """Protocols without real directories; creating one could create a bucket."""
@@ -74,8 +74,8 @@ class FsspecStore:
         return True
 
     def read(self, name: str) -> bytes:
-        """Send one GET."""
-        return bytes(self._call("cat_file", self._path(name)))
+        """Send one GET of a range, up to one byte too many."""
+        return short(bytes(self._call("cat_file", self._path(name), start=0, end=SHORT_BYTES_MAX + 1)))
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Send one GET and copy the body."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tierkv.abc.places import make_private_directory
-from tierkv_fsspec.stores.store import HEAD_BYTES, TEMPORARY, TooLongError
+from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TEMPORARY, TooLongError, short
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -65,9 +65,9 @@ class LocalStore:
             return False
 
     def read(self, name: str) -> bytes:
-        """Read the file."""
+        """Read the file, up to one byte too many."""
         with os.fdopen(_open(self._root / name), "rb") as file:
-            return file.read()
+            return short(file.read(SHORT_BYTES_MAX + 1))
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Read a file straight into the buffer; reads run without the GIL."""

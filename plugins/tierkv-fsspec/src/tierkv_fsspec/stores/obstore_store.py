@@ -13,7 +13,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 from tierkv_fsspec.credentials import aws_from_files
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.stores.store import HEAD_BYTES, TooLongError, copy_into
+from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TooLongError, copy_into, short
 
 LISTED_AT_ONCE = 1000
 """Names per response of a server."""
@@ -41,8 +41,11 @@ class ObstoreStore:
         return True
 
     def read(self, name: str) -> bytes:
-        """Send one GET."""
-        return bytes(obstore.get(self._store, self._prefix + name).bytes())
+        """Send one GET; a body that is too long is not fetched."""
+        answer = obstore.get(self._store, self._prefix + name)
+        if answer.meta["size"] > SHORT_BYTES_MAX:
+            raise TooLongError(answer.meta["size"], SHORT_BYTES_MAX)
+        return short(bytes(answer.bytes()))
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Send one GET and copy the body; a body that is too long is not fetched."""

@@ -7,8 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
+from tierkv.abc.places import SHORT_FILE_BYTES_MAX
+
 HEAD_BYTES = 4096
 """Length of a frame's header page, which holds its checksums. Frames of equal length and head are equal."""
+
+SHORT_BYTES_MAX = SHORT_FILE_BYTES_MAX
+"""Longest manifest that is read, in bytes."""
 
 TEMPORARY = "tmp"
 """Directory of temporary files; complete ones are moved to their names."""
@@ -34,7 +39,11 @@ class Store(Protocol):
         """Whether an object of that name is stored."""
 
     def read(self, name: str) -> bytes:
-        """Read a short object whole."""
+        """Read a short object whole.
+
+        Raises:
+            TooLongError: it is longer than :data:`SHORT_BYTES_MAX`; no more was fetched into memory.
+        """
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Copy an object to the start of ``buffer``. Returns its length.
@@ -77,3 +86,14 @@ def copy_into(data: bytes | memoryview, buffer: memoryview) -> int:
     if size:
         np.copyto(np.frombuffer(buffer, np.uint8, size), np.frombuffer(data, np.uint8))
     return size
+
+
+def short(data: bytes) -> bytes:
+    """Return the content of a short object, of which up to one byte too many was fetched.
+
+    Raises:
+        TooLongError: it is longer than :data:`SHORT_BYTES_MAX`.
+    """
+    if len(data) > SHORT_BYTES_MAX:
+        raise TooLongError(len(data), SHORT_BYTES_MAX)
+    return data
