@@ -50,15 +50,10 @@ put_real_pythons_first()
 
 def local(folder: Path, *wanted: str) -> str:
     """A requirement for the distribution in ``folder``, with those of the wanted extras that it has."""
-    with (folder / "pyproject.toml").open("rb") as file:
-        extras = tomllib.load(file)["project"].get("optional-dependencies", {})
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"].get("optional-dependencies", {})
     chosen = ",".join(extra for extra in wanted if extra in extras)
     return f"{folder}[{chosen}]" if chosen else str(folder)
-
-
-def name_of(folder: Path) -> str:
-    """Name of the distribution in ``folder``."""
-    return str(tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"])
 
 
 def install(session: nox.Session, *wanted: str) -> None:
@@ -183,9 +178,8 @@ def lay_over_vllm(session: nox.Session) -> None:
     wheels = Path(session.cache_dir) / "vllm"
     wanted = ["--no-deps", "--only-binary", ":all:", "--dest", str(wheels), f"vllm=={VLLM_NEXT}"]
     session.run_install("python", "-m", "pip", "download", *wanted, silent=True)
-    for path in package.rglob("*"):
-        if path.is_file() and path.suffix != ".so":
-            path.unlink()
+    for path in [each for each in package.rglob("*") if each.is_file() and each.suffix != ".so"]:
+        path.unlink()
     with zipfile.ZipFile(next(wheels.glob(f"vllm-{VLLM_NEXT}-*.whl"))) as wheel:
         members = [name for name in wheel.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
         wheel.extractall(package.parent, members)
@@ -290,7 +284,6 @@ def docs(session: nox.Session) -> None:
     """The documentation site into build/docs; a warning is an error (-- SPHINX-BUILD ARGUMENTS)."""
     install(session, *GROUPS["docs"])
     session.run("sphinx-build", "-W", "--keep-going", "-E", "-q", "-b", "html", "docs", "build/docs", *session.posargs)
-    session.log("open build/docs/index.html")
 
 
 @nox.session
@@ -328,6 +321,18 @@ def simulate(session: nox.Session) -> None:
 def crash(session: nox.Session) -> None:
     """Kill writers, fail calls, cut the power: nothing acknowledged is lost (-- --count N --seed S, or --help)."""
     play(session, "harness", "crash")
+
+
+@nox.session
+def exhaust(session: nox.Session) -> None:
+    """Take space, descriptors or the device away for a while: tiers heal and say so (-- --count N, or --help)."""
+    play(session, "harness", "exhaust")
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Ten minutes of traffic and faults over a stack: nothing grows (-- --minutes N --seed S, or --help)."""
+    play(session, "harness", "soak")
 
 
 def play(session: nox.Session, *program: str) -> None:
@@ -373,11 +378,10 @@ def changelog(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """Rewrite requirements.lock: newer versions, with their hashes (-- UV PIP COMPILE ARGUMENTS)."""
     session.install("uv>=0.9")
-    # torch is left to the constraints: its build for a CPU comes from another index than its build for GPUs. What is in
-    # this repository is not looked for in an index, where other projects have some of its names.
+    # The constraints have torch: its builds for CPU and GPU come from two indexes. In an index, others have our names.
     place = Path(session.virtualenv.location)
     excludes, torch_needs = place / "excludes.txt", place / "torch-needs.txt"
-    excludes.write_text("".join(f"{name}\n" for name in ("torch", *map(name_of, (ROOT, *PLUGINS)))), encoding="utf-8")
+    excludes.write_text("\n".join(["torch", "tierkv", *(path.name for path in PLUGINS)]), encoding="utf-8")
     torch_needs.write_text("\n".join((*TORCH_NEEDS, f"nox{nox.needs_version}")), encoding="utf-8")
     wanted = [str(torch_needs), "pyproject.toml", *(str(path.relative_to(ROOT) / "pyproject.toml") for path in PLUGINS)]
     groups = [option for group in GROUPS for option in ("--group", f"pyproject.toml:{group}")]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.crash import Calls, Cuts, Kills
+from harness.exhaust import CAUSES, Cause, Exhaustion
 from harness.lanes import Verdict
-from harness.system_calls import SystemCalls, load
+from harness.system_calls import ALL_CALLS, SystemCalls, load
 from harness.targets import TARGETS, Target
 from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError
@@ -84,6 +87,13 @@ def _target(write: Callable[..., Any] | None = None, read: Callable[..., Any] | 
     return dataclasses.replace(good, plugin=plugin)
 
 
+@contextlib.contextmanager
+def _for_ever(_place: Path, calls: SystemCalls) -> Iterator[None]:
+    """Let every call fail, and never end that."""
+    calls.refuse(ALL_CALLS, errno.EIO)
+    yield
+
+
 def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[int], Verdict]]:
     """Each broken promise by name."""
     return {
@@ -91,6 +101,8 @@ def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[int], Verdict]
         "wrong": Kills(_target(read=flip_a_bit), place).play,
         "sulking": Calls(_target(write=give_up), place, calls).play,
         "unforced": Cuts(TARGETS["disk"], place, calls, syncs_lie=True).play,
+        "never-ends": Exhaustion("disk", Cause("it stays dead", _for_ever), place, calls).play,
+        "silent": Exhaustion("disk", dataclasses.replace(CAUSES["quota"], stops_writes=True), place, calls).play,
         "unforced-lmdb": Cuts(TARGETS["lmdb"], place, calls, syncs_lie=True).play,
     }
 

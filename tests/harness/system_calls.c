@@ -46,6 +46,8 @@ static atomic_long calls[9], left = -1; /* calls of each kind */
 static atomic_int fired;
 static int action, error_number;
 static unsigned mask;
+static atomic_uint refused_calls;
+static atomic_int refused_error;
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
 void calls_watch(const char *directory, int journal_fd) {
@@ -59,6 +61,8 @@ void calls_arm(long number, int what, int error, unsigned which) {
     action = what, error_number = error, mask = which, fired = 0;
     left = number;
 }
+
+void calls_refuse(unsigned which, int error) { refused_error = error, refused_calls = which; }
 
 long calls_count(unsigned which) {
     long total = 0;
@@ -99,6 +103,7 @@ static void die(void) {
 
 static int strike(unsigned call) {
     calls[__builtin_ctz(call)]++;
+    if (refused_calls & call) { errno = refused_error; return FAILED; }
     if (left < 0 || !(mask & call) || --left != 0) return GO;
     fired = 1;
     left = -1;
@@ -358,7 +363,7 @@ SIZE_OF_NAME_CALL(truncate64)
     int name(int fd, off_t offset, off_t size) {                                           \
         if (!is_fd_below(fd)) return NEXT(name)(fd, offset, size);                         \
         int fate = strike(ALLOCATE);                                                       \
-        if (fate == FAILED) return error_number;                                           \
+        if (fate == FAILED) return errno;                                                  \
         begin();                                                                           \
         int result = NEXT(name)(fd, offset, size);                                         \
         if (!result && journal >= 0) note(R_ALLOCATE, 0, inode_of(fd, NULL), offset + size, NULL, NULL, NULL, 0); \

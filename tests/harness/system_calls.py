@@ -31,6 +31,7 @@ class Call(IntFlag):
 
 
 ALL_CALLS = Call(511)
+NO_CALLS = Call(0)
 
 
 class Action(IntEnum):
@@ -52,6 +53,7 @@ class SystemCalls:
         self._library = library
         library.calls_count.restype = ctypes.c_long
         library.calls_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_uint]
+        library.calls_refuse.argtypes = [ctypes.c_uint, ctypes.c_int]
         library.calls_note.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
     def watch(self, directory: Path, journal_fd: int = -1) -> None:
@@ -72,6 +74,10 @@ class SystemCalls:
     def count(self, calls: Call = ALL_CALLS) -> int:
         """Number of these calls since :meth:`watch`."""
         return int(self._library.calls_count(calls))
+
+    def refuse(self, calls: Call, error: int = 0) -> None:
+        """Let all of these calls fail from now on; none: end that."""
+        self._library.calls_refuse(calls, error)
 
     @property
     def has_fired(self) -> bool:

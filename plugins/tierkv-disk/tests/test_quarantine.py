@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,23 @@ def test_a_list_that_is_no_file_never_blocks_the_open(open_disk: OpenDisk, direc
     (directory / "quarantine.jsonl").unlink()
     os.mkfifo(directory / "quarantine.jsonl")
     open_disk().close()
+
+
+def test_a_list_that_cannot_be_written_is_logged_once(
+    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dead device fails every frame, and each of them is listed: the log is not to grow with them."""
+    with open_disk() as disk:
+        disk.put(frames(*range(6)))
+        (directory / "quarantine.jsonl").unlink(missing_ok=True)
+        (directory / "quarantine.jsonl").mkdir()
+        with caplog.at_level(logging.WARNING, "tierkv_disk"):
+            for number in range(3):
+                quarantine(disk, make_key(number))
+            assert sum("cannot be written" in record.message for record in caplog.records) == 1
+            (directory / "quarantine.jsonl").rmdir()
+            quarantine(disk, make_key(3))
+            (directory / "quarantine.jsonl").unlink()
+            (directory / "quarantine.jsonl").mkdir()
+            quarantine(disk, make_key(4))
+        assert sum("cannot be written" in record.message for record in caplog.records) == 2

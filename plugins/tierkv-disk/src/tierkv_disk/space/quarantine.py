@@ -51,6 +51,7 @@ class Quarantine:
         self._path = directory / QUARANTINE_NAME
         self._bytes_max = bytes_max
         self._saving = threading.Lock()
+        self._is_failing = False
         self._entries: dict[PageAddress, QuarantineEntry] = {}
         for entry in read_quarantine(directory):
             self._entries[entry.runs[0].address] = entry
@@ -112,7 +113,11 @@ class Quarantine:
             publish_text(self._path, text)
         except OSError as error:
             # The list in memory still holds. After a restart, a bad page may be used once more.
-            logger.warning("%s cannot be written: %s", self._path, error)
+            if not self._is_failing:
+                logger.warning("%s cannot be written, and is tried again with each entry: %s", self._path, error)
+            self._is_failing = True
+            return
+        self._is_failing = False
 
 
 def _line(entry: QuarantineEntry) -> str:
