@@ -125,6 +125,18 @@ def test_each_number_of_parts_has_its_own_namespace(tmp_path: Path, workers: int
         assert driver.load(driver.request(PROMPT), TARGET) == (0, frozenset())
 
 
+def test_chunks_of_another_number_of_workers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator who changes the number sees an empty cache: once, a warning names the old one and the setting."""
+    told = []
+    for workers, parts in [(2, None), (1, None), (1, None), (1, 2), (4, None)]:
+        caplog.clear()
+        with opened(tmp_path, workers, parts):
+            pass
+        told.append([record.getMessage() for record in caplog.records if "chunk.parts" in record.getMessage()])
+    assert [len(messages) for messages in told] == [0, 1, 0, 0, 1]
+    assert str(tmp_path) in told[1][0]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_checks_all_of_its_parts(workers: int, tmp_path: Path) -> None:
     """Damage in the second part of a worker is found by it before its blocks change."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 KV_FORMAT_VERSION = 2
 """Version of the arrangement of bytes in a chunk's payload, and of the facts that must agree about them.
@@ -54,7 +55,25 @@ class Namespace:
             del fields["replica"]
         return fields
 
+    def is_other_division(self, described: object) -> bool:
+        """Whether a description is of the same KV, in chunks with another number of parts.
+
+        Args:
+            described: fields as from :meth:`describe`, read from JSON. Anything else is no such description.
+        """
+        mine = json.loads(json.dumps(self.describe()))
+        try:
+            return described != mine and _undivided(described) == _undivided(mine)
+        except (LookupError, TypeError, ValueError):
+            return False
+
     def fingerprint(self) -> bytes:
         """Return a digest of all fields, 16 bytes. Canonical JSON makes it equal in all Python versions."""
         text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_BYTES, person=b"tierkv-namespace").digest()
+
+
+def _undivided(described: Any) -> dict[str, Any]:  # noqa: ANN401 - read from a file
+    """Return a description with the bytes of a whole block in place of those of its parts."""
+    groups = [[tokens, sum(pages), *attention] for tokens, pages, *attention in described["groups"]]
+    return {**described, "groups": groups}

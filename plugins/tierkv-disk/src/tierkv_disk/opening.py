@@ -13,7 +13,7 @@ from tierkv_disk.backend import DiskBackend
 from tierkv_disk.directory import layout
 from tierkv_disk.directory.files import set_aside
 from tierkv_disk.directory.locks import NamespaceLock
-from tierkv_disk.directory.shared import SharedDirectory, SharedLimits
+from tierkv_disk.directory.shared import SharedDirectory, SharedLimits, namespaces
 from tierkv_disk.failures import as_tier_error
 from tierkv_disk.log.index_log import LogIdentity, has_log_of
 from tierkv_disk.namespace import LockedNamespace
@@ -71,6 +71,8 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
             directory = layout.make_namespace_directory(path, context.namespace)
             lock = NamespaceLock(directory)
             undo.callback(lock.release)
+        if not (directory / layout.NAMESPACE_NAME).exists():
+            _warn_of_other_divisions(path, context)
         slot_bytes = _read_manifest(directory, context)
         layout.remove_temporaries(directory, layout.LOG_TEMPORARY_NAME)
         io = FileIO(direct=_choose_direct(directory, options, context.tier), bounce_bytes=frame_bytes_max)
@@ -109,6 +111,23 @@ def _read_manifest(directory: Path, context: BackendContext) -> int:
         if not is_ours and os.path.lexists(log):
             set_aside(log, "its header is not of this namespace")
     return 0
+
+
+def _warn_of_other_divisions(path: Path, context: BackendContext) -> None:
+    """Log a warning if other namespaces below ``path`` have the same KV in chunks with another number of parts."""
+    for directory in namespaces(path):
+        try:
+            described = layout.read_document(directory / layout.NAMESPACE_NAME).get("namespace")
+        except (OSError, TierKVError):
+            continue
+        if context.namespace.is_other_division(described):
+            logger.warning(
+                "tier %s: %s has chunks of this model that an engine with another number of workers stored, and they "
+                "are not found: set chunk.parts to one number in the stacks of all engines, or remove that directory",
+                context.tier,
+                directory,
+            )
+            return
 
 
 def _require_room_for_one(capacity_bytes: int | None, directory_bytes_max: int | None, frame_bytes_max: int) -> None:
