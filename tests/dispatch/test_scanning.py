@@ -8,13 +8,13 @@ from threading import Event
 from typing import Any
 
 import pytest
-from dispatch_bench import KEYS, PATIENCE_S, dispatching
+from dispatch_bench import KEYS, PATIENCE_S, DispatchBench, dispatching, wait_for
 from tier_bench import Bench, make_bench
 
 from tierkv.abc import Capabilities, Entry
 from tierkv.testing import faults
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.tier_ops import OutcomeKind, TierListing, Verb
 
 SCAN = Capabilities(scan=True, authoritative_index=True)
 
@@ -71,12 +71,10 @@ def test_a_tier_whose_scan_fails_is_unusable(bench: Bench, entries: Any, error: 
         dispatch.drain()
         assert dispatch.health() == [False]
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[OutcomeKind.REFUSED]]
-        dispatch.clock.advance(1000.0)
-        dispatch.wait_health(False, True)
 
 
 def test_a_hanging_scan_is_abandoned(bench: Bench, tmp_path: Path, gate: Event) -> None:
-    """A stack must open although one of its tiers does not answer. A late result is dropped."""
+    """A stack must open although one of its tiers does not answer. The tier serves when the late scan has ended."""
     other = make_bench(tmp_path / "other", beside=bench)
     bench.backend.add("scan", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=SCAN), other.tier(capabilities=SCAN)) as dispatch:
@@ -85,4 +83,45 @@ def test_a_hanging_scan_is_abandoned(bench: Bench, tmp_path: Path, gate: Event) 
         assert (fine.timed_out, fine.error, list(fine.entries)) == (False, "", [])
         dispatch.drain()
         assert dispatch.health() == [False]
+        dispatch.clock.advance(1000.0)
+        dispatch.drain()
+        assert bench.backend.calls == ["scan"], "a scan was started beside one that hangs"
+        assert dispatch.dispatcher.pending_trials() == 1
         gate.set()
+        dispatch.wait_health(False, True)
+        assert listings(dispatch) == [TierListing(0, [], (), is_last=True)]
+
+
+def listings(dispatch: DispatchBench) -> list[TierListing]:
+    """Parts of contents that were reported."""
+    return [report for report in dispatch.reports if isinstance(report, TierListing)]
+
+
+def test_a_tier_serves_when_a_later_scan_has_listed_it(bench: Bench) -> None:
+    """A disk that was not ready when the stack opened. Without its list, its chunks would fill it unseen, and a reset
+    would leave them. Each trial scans; the content is reported in parts, before the tier is in service."""
+    bench.backend.add("scan", faults.raise_error(lambda: OSError("not mounted")), times=2)
+    with dispatching(bench, bench.tier(capabilities=SCAN)) as dispatch:
+        dispatch.wait(*[dispatch.write(number, number) for number in range(6)])
+        (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
+        assert "not mounted" in result.error
+        dispatch.drain()
+        for scans in (2, 3):
+            assert dispatch.health() == [False]
+            dispatch.clock.advance(100.0)
+            dispatch.drain(1)  # its trial is due
+            relisting = dispatch.dispatcher._tier_states[0].relisting
+            assert relisting is not None
+            wait_for(lambda found=relisting: not found.is_running, "the end of the scan")
+            assert bench.backend.calls.count("scan") == scans
+            dispatch.drain(1)
+        assert dispatch.health() == [False], "in service before it was listed"
+        while dispatch.drain(1):
+            pass
+        assert dispatch.health() == [False, True]
+        parts = listings(dispatch)
+        assert [len(part.entries) for part in parts] == [4, 2]
+        assert [part.is_last for part in parts] == [False, True]
+        assert {key for part in parts for key, _ in part.entries} == set(KEYS[:6])
+        assert dispatch.reports.index(parts[-1]) == len(dispatch.reports) - 2, "the tier is in service after the list"
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[OutcomeKind.OK]]

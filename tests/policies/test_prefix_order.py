@@ -161,6 +161,22 @@ def test_a_reused_handle_is_not_mistaken(name: str) -> None:
     assert order.ranked() == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_chunks_behind_a_lost_one_are_accepted(name: str) -> None:
+    """A damaged or lost chunk is stored anew by the next request. It was not evicted for want of room, so it and those
+    behind it are taken in again; behind an evicted one they would serve no request."""
+    policy = open_policy(name, CHUNKS)
+    order = PrefixOrder(policy)
+    store(order, range(6))
+    order.forget([5])
+    policy.remove([5])
+    again, behind, further = ranks_of("a", [6, 7, 8])
+    assert not order.is_cut(again, behind, further)
+    order.evicted([4])
+    policy.remove([4])
+    assert order.is_cut(again, behind, further)
+
+
 def test_a_continued_prefix_belongs_to_its_latest_request() -> None:
     """The second turn of a chat stores chunks behind those of the first, which must not leave for them."""
     policy = LruPolicy(ROOM)

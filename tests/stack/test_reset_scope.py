@@ -144,3 +144,49 @@ def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:
         assert stack.close()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
         assert len(again._core.wiring.manager.tiers[0].residency) == 0
+
+
+def test_a_tier_that_could_not_be_listed_is_emptied_too(tmp_path: Path, faults: Faults) -> None:
+    """The disk is not readable while the stack opens, and the operator empties the cache. No earlier chunk may come
+    back: neither when the disk answers again, nor in the next process."""
+    table = {**disk(tmp_path, "faulty"), "breaker_cooldown_s": 0.05}
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+    faults.prepare = lambda backend: backend.add("scan", raise_error(lambda: OSError("not mounted")))
+    with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
+        (tier,) = stack._core.wiring.manager.tiers
+        stack.reset_cache("all")
+        steps(stack, 30)
+        assert tier.phase.emptying
+        faults.last.rules.clear()
+        steps(stack)
+        assert not tier.phase.emptying
+        serve(stack, PROMPTS)
+        assert stack.metrics.counters.promotions["disk"] == 0
+        stack.reset_cache("all")
+        steps(stack)
+    faults.prepare = None
+    with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as again:
+        assert len(again._core.wiring.manager.tiers[0].residency) == 0
+
+
+def test_a_tier_that_could_not_be_listed_serves_again(tmp_path: Path, faults: Faults) -> None:
+    """Promise 3: when the cause ends, the tier works again without a restart, with what it held."""
+    table = {**disk(tmp_path, "faulty"), "breaker_cooldown_s": 0.05}
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+    faults.prepare = lambda backend: backend.add("scan", raise_error(lambda: OSError("not mounted")), times=2)
+    with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
+        (tier,) = stack._core.wiring.manager.tiers
+        for _ in range(5000):
+            if tier.knows_content and tier.phase.usable:
+                break
+            stack.build_connector_meta(StepOutput())
+            time.sleep(0.002)
+        assert len(tier.residency) > 0
+        serve(stack, PROMPTS)
+        assert stack.metrics.counters.promotions["disk"] > 0

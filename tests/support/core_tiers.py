@@ -14,7 +14,7 @@ from core_truth import Audit, Truth
 
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, TierReport, Verb
 
 GARBAGE = b"garbage"
 HEADER_BYTES = 4096
@@ -45,7 +45,7 @@ class ScriptedTiers:
     ) -> None:
         self.stores = [TierStore(spec) for spec in specs]
         self.pending: dict[int, TierOp] = {}
-        self.completion: deque[Completion | TierHealth] = deque()
+        self.completion: deque[TierReport] = deque()
         self.late: set[int] = set()
         self.elapsed_s = [0.0] * len(specs)  # what an instruction to each tier is said to have taken
         self.reads: dict[Key, int] = {}

@@ -15,7 +15,7 @@ from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing.frames import make_key
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.tiers.tier import Tier
-from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, TierReport, Verb
 from tierkv.types.transfers import SlotRef
 
 KEYS = [make_key(number) for number in range(64)]
@@ -38,7 +38,7 @@ class DispatchBench:
     bench: Bench
     dispatcher: Dispatcher
     clock: ManualClock
-    reports: list[Completion | TierHealth] = field(default_factory=list)
+    reports: list[TierReport] = field(default_factory=list)
     _op_ids: Iterator[int] = field(default_factory=itertools.count)
 
     def submit(
@@ -56,7 +56,7 @@ class DispatchBench:
         self.bench.fill(slot, KEYS[number], compressible(number))
         return self.submit(Verb.WRITE, [number], [slot], **options)
 
-    def drain(self, limit: int = 1000) -> list[Completion | TierHealth]:
+    def drain(self, limit: int = 1000) -> list[TierReport]:
         """Drain once, and record the completions."""
         reports = self.dispatcher.drain(limit)
         self.reports.extend(reports)

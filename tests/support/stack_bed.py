@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +77,8 @@ class Faults:
     """The tiers of a stack, made to fail from a test: a plugin registry in which a backend is wrapped."""
 
     backends: list[FaultyBackend] = field(default_factory=list)
+    prepare: Callable[[FaultyBackend], object] | None = None
+    """Called with each backend that is opened from now on, to add rules that hold from the start."""
 
     def registry(self, name: str = "disk") -> Any:
         """Installed plugins, with every backend called ``name`` wrapped under the name ``faulty``."""
@@ -85,6 +87,8 @@ class Faults:
         def open_faulty(context: BackendContext, options: Any) -> FaultyBackend:
             backend = FaultyBackend(inner.open(context, options))  # type: ignore[arg-type]
             self.backends.append(backend)
+            if self.prepare is not None:
+                self.prepare(backend)
             return backend
 
         plugin: BackendPlugin = replace(inner, name="faulty", open=open_faulty, check=None)

@@ -19,12 +19,12 @@ from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.dispatch.stats import DispatchStats
 from tierkv.dispatch.ticket import Ticket, TicketResult
-from tierkv.dispatch.tier_state import TierLimits, TierState
+from tierkv.dispatch.tier_state import TierLimits, TierState, UnlistedTiers
 from tierkv.metrics.watched import TierCondition
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import make_key
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, TierReport, Verb
 
 TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
 """Key that a trial probes. No chunk has this key, and its absence is a valid answer."""
@@ -72,7 +72,7 @@ class Dispatcher:
         self._engine_sleep = engine_sleep
         self._close_grace_s = close_grace_s
         self._done: deque[Ticket] = deque()
-        self._outbox: deque[Completion | TierHealth] = deque()
+        self._outbox: deque[TierReport] = deque()
         self._deadlines = Deadlines()
         self._in_flight = 0
         self._trials = 0
@@ -81,6 +81,7 @@ class Dispatcher:
         self._loop: tuple[LoopRunner, Handle] | None = None
         self._tier_states: dict[int, TierState] = {}
         self._detaching: list[TierState] = []
+        self._unlisted = UnlistedTiers()
         self.stats = DispatchStats()
         for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True)):
             self.attach(index, tier, limit)
@@ -146,7 +147,7 @@ class Dispatcher:
         """Return the health of each tier."""
         return {index: state.condition for index, state in list(self._tier_states.items())}
 
-    def drain(self, keys_max: int) -> list[Completion | TierHealth]:
+    def drain(self, keys_max: int) -> list[TierReport]:
         """Return completions and health changes of ``keys_max`` keys together, or at least one. O(keys_max)."""
         now_s = self._clock()
         if self._in_flight:
@@ -156,10 +157,14 @@ class Dispatcher:
             self._refuse_waiting(state, keys_max)
         if not self._is_closing:
             self._start_trials(now_s)
-        reports: list[Completion | TierHealth] = []
+        reports: list[TierReport] = []
         while self._outbox and keys_max > 0 and (not reports or self._outbox[0].num_keys <= keys_max):
             reports.append(self._outbox.popleft())
             keys_max -= reports[-1].num_keys
+        for listing in self._unlisted.take(keys_max, now_s) if self._unlisted and not self._is_closing else ():
+            reports.append(listing)
+            if listing.is_last:
+                self._report_health(self._tier_states[listing.tier], "its content is listed", usable=True)
         return reports
 
     def pending(self) -> int:
@@ -172,19 +177,19 @@ class Dispatcher:
 
     def pending_trials(self) -> int:
         """Trials of unusable tiers that have not ended."""
-        return self._trials
+        return self._trials + self._unlisted.num_tried
 
     def scan_all(self, timeout_s: float) -> list[ScanResult]:
         """Scan every tier that supports it. Waits up to ``timeout_s``.
 
-        A tier whose scan fails or times out is unusable until a trial succeeds, and its former contents stay unknown.
+        A tier whose scan fails or times out is unusable until a later scan succeeds; :meth:`drain` reports its content.
         """
-        results = scanning.scan_all(self._tiers, timeout_s, self._clock, self._engine_sleep, self._spawn)
-        for result in results:
+        scans = scanning.start_scans(self._tiers, timeout_s, self._clock, self._engine_sleep, self._spawn)
+        results = [scanning.result_of(scan, timeout_s) for scan in scans]
+        for scan, result in zip(scans, results, strict=True):
             if result.error:
                 state = self._tier_states[result.tier]
-                state.scan = result.handle
-                state.breaker.trip(self._clock())
+                self._unlisted.add(state, scan, self._clock())
                 self._report_unusable(state, f"scan failed: {result.error}")
         return results
 
@@ -306,7 +311,7 @@ class Dispatcher:
             state.missed(op, elapsed_s)
             self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s))
             if is_over:
-                self._count_ended(state, ticket)
+                state.stats.count_op(len(ticket.op.keys))
             if not ticket.has_answers and not (is_over and state.was_answering(ticket)):
                 self._count_failure(state, op, now_s, "deadline missed")
 
@@ -316,8 +321,10 @@ class Dispatcher:
             if state.detach_by_s is not None or not state.breaker.trial_is_due(now_s):
                 continue
             state.breaker.trial_began(now_s)
-            deadline_s = now_s + state.limits.trial_deadline_s
-            op = TierOp(_TRIAL_OP_ID, state.index, Verb.PROBE, (TRIAL_KEY,), (), deadline_s)
+            if state.relisting is not None:
+                state.relisting.begin()
+                continue
+            op = TierOp(_TRIAL_OP_ID, state.index, Verb.PROBE, (TRIAL_KEY,), (), now_s + state.limits.trial_deadline_s)
             if self._offer(state, Ticket(op, now_s, is_trial=True)):
                 self._trials += 1
             else:  # the queue is full of operations that no thread took: the same as a missed deadline
@@ -331,7 +338,7 @@ class Dispatcher:
     def _finish(self, state: TierState, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         """Make the last completion of an operation."""
         self._end(state, ticket)
-        self._count_ended(state, ticket)
+        state.stats.count_op(len(ticket.op.keys))
         # The end of the I/O, not now_s: the time that the engine computes between two steps is not the tier's.
         elapsed_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
         if ticket.op.verb in state.seconds:
@@ -346,11 +353,6 @@ class Dispatcher:
             self._trials -= 1
         elif ticket.op.verb is Verb.WRITE:
             state.writes_in_flight -= 1
-
-    @staticmethod
-    def _count_ended(state: TierState, ticket: Ticket) -> None:
-        state.stats.ops += 1
-        state.stats.keys += len(ticket.op.keys)
 
     def _count_failure(self, state: TierState, op: TierOp, now_s: float, why: str) -> None:
         if reason := state.failed(op, now_s, why):

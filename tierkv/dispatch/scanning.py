@@ -1,14 +1,20 @@
-"""Scan of the tiers' contents: once at open or attach, on threads of its own, within a time limit."""
+"""Scan of the tiers' contents: once at open or attach, on threads of its own, within a time limit.
+
+A tier whose scan fails when the stack opens is *unlisted*: it serves nothing until a later scan succeeds. Its former
+chunks would otherwise stay at rest unaccounted, and a reset would not delete them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tierkv.dispatch.spawn import Handle, OneShot, Spawn, wait_until
+from tierkv.dispatch.spawn import OneShot, Spawn, wait_until
 from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
+from tierkv.types.tier_ops import LISTED_PER_KEY, TierListing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +30,75 @@ class ScanResult:
     error: str = ""
     """Reason of a failure; empty after a success."""
     timed_out: bool = False
-    """Whether the scan exceeded the time limit."""
-    handle: Handle | None = None
-    """Thread of a scan that timed out and may still run."""
+    """Whether the scan exceeded the time limit. It may still run."""
 
 
-class _Scan:
-    """Scan of one tier. ``result`` is set when it has ended."""
+class Scan:
+    """Scan of one tier, on a thread of its own that starts at once.
 
-    def __init__(self, index: int, tier: Tier) -> None:
-        self._index = index
-        self._tier = tier
+    Args:
+        index: number of the tier in results.
+        tier: the tier.
+        spawn: starts the thread.
+    """
+
+    def __init__(self, index: int, tier: Tier, spawn: Spawn) -> None:
         self.result: ScanResult | None = None
+        """Its result; None until it has ended."""
+        self.index = index
+        """Number of the tier in results."""
+        self._tier = tier
+        self._spawn = spawn
+        self._handle = spawn(f"tierkv-{tier.name}-scan", OneShot(self._run))
 
-    def __call__(self) -> None:
+    @property
+    def is_running(self) -> bool:
+        """Whether it may still call the backend."""
+        return self._handle.is_alive()
+
+    def again(self) -> Scan:
+        """Start another scan of the tier."""
+        return Scan(self.index, self._tier, self._spawn)
+
+    def _run(self) -> None:
         try:
-            self.result = ScanResult(self._index, *self._tier.scan_entries())
+            self.result = ScanResult(self.index, *self._tier.scan_entries())
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything; the tier starts without entries
-            self.result = ScanResult(self._index, error=explain(error))
+            self.result = ScanResult(self.index, error=explain(error))
+
+
+class Relisting:
+    """Content of an unlisted tier: scanned again until a scan succeeds, then reported in parts. Engine's thread.
+
+    Args:
+        scan: the scan that failed. If it is only late, and still running, its result is used.
+    """
+
+    def __init__(self, scan: Scan) -> None:
+        self._scan = scan
+        self._reported = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a scan may still call the backend."""
+        return self._scan.is_running
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the latest scan ended with an error."""
+        return self._scan.result is None or bool(self._scan.result.error)
+
+    def begin(self) -> None:
+        """Scan again. Where no thread can be started, the latest scan stays the failed one."""
+        with contextlib.suppress(RuntimeError):
+            self._scan = self._scan.again()
+
+    def take(self, keys_max: int) -> TierListing:
+        """Take the next part of the content, at the cost of up to ``keys_max`` key operations, or one."""
+        result, first = self._scan.result or ScanResult(self._scan.index), self._reported
+        stop = self._reported = first + max(1, keys_max) * LISTED_PER_KEY
+        is_last = stop >= len(result.entries)
+        return TierListing(result.tier, result.entries[first:stop], result.ranks[first:stop], is_last)
 
 
 def scan_all(
@@ -56,13 +113,24 @@ def scan_all(
     Returns:
         One result per scanned tier, in the order of ``tiers``.
     """
-    scans = {index: _Scan(index, tier) for index, tier in enumerate(tiers) if tier.capabilities.scan}
-    handles: dict[int, Handle] = {
-        index: spawn(f"tierkv-{tiers[index].name}-scan", OneShot(scan)) for index, scan in scans.items()
-    }
-    wait_until(lambda: not any(handle.is_alive() for handle in handles.values()), timeout_s, clock, engine_sleep)
+    scans = start_scans(tiers, timeout_s, clock, engine_sleep, spawn)
+    return [result_of(scan, timeout_s) for scan in scans]
+
+
+def start_scans(
+    tiers: Sequence[Tier],
+    timeout_s: float,
+    clock: Callable[[], float],
+    engine_sleep: Callable[[float], None],
+    spawn: Spawn,
+) -> list[Scan]:
+    """Scan as :func:`scan_all`. Returns the scans, of which those that are late still run."""
+    scans = [Scan(index, tier, spawn) for index, tier in enumerate(tiers) if tier.capabilities.scan]
+    wait_until(lambda: not any(scan.is_running for scan in scans), timeout_s, clock, engine_sleep)
+    return scans
+
+
+def result_of(scan: Scan, timeout_s: float) -> ScanResult:
+    """Result of a scan that had ``timeout_s`` seconds."""
     late = f"scan did not end within {timeout_s:g} seconds"
-    return [
-        scan.result or ScanResult(index, error=late, timed_out=True, handle=handles[index])
-        for index, scan in scans.items()
-    ]
+    return scan.result or ScanResult(scan.index, error=late, timed_out=True)

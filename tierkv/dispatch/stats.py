@@ -49,6 +49,11 @@ class TierStats:
         """Return a copy as a dictionary."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def count_op(self, keys: int) -> None:
+        """Count an operation that has ended."""
+        self.ops += 1
+        self.keys += keys
+
     def count_io(self, verb: Verb, tally: Tally, retries: int) -> None:
         """Count the I/O that was done, whether or not its result is still used."""
         self.retries += retries

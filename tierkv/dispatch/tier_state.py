@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tierkv.dispatch.breaker import Breaker
+from tierkv.dispatch.breaker import Breaker, State
 from tierkv.dispatch.failure_log import FailureLog
 from tierkv.dispatch.lane import Lane
-from tierkv.dispatch.spawn import Handle
+from tierkv.dispatch.scanning import Relisting, Scan
 from tierkv.dispatch.stats import TierStats, io_histograms
 from tierkv.dispatch.ticket import Ticket
 from tierkv.dispatch.write_gate import WriteGate
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.watched import TierCondition
-from tierkv.types.tier_ops import TierOp, Verb
+from tierkv.types.tier_ops import TierListing, TierOp, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class TierState:
     """Whether the close of the backend has begun."""
     answered_s: float = -math.inf
     """Time at which the latest operation that was answered ended."""
-    scan: Handle | None = None
-    """Thread of a scan that missed its bound and may still run."""
+    relisting: Relisting | None = None
+    """Content of the tier while it is unlisted: its scan at open failed, and it serves nothing. None: it is listed."""
 
     def __post_init__(self) -> None:
         """Close both breakers."""
@@ -144,6 +144,35 @@ class TierState:
             return ""
         return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"
 
+    def scan_failed(self, scan: Scan, now_s: float) -> None:
+        """Take the tier out of service until a scan succeeds. A scan that is late counts as the first trial."""
+        self.relisting = Relisting(scan)
+        self.breaker.trip(now_s)
+        if scan.is_running:
+            self.breaker.trial_began(now_s)
+
+    def take_listing(self, keys_max: int, now_s: float) -> TierListing | None:
+        """Take the next part of the content of an unlisted tier, if a scan has succeeded; see :class:`Relisting`.
+
+        With the last part the tier may be used. After a failed scan the next trial scans again.
+        """
+        relisting = self.relisting
+        if relisting is None or not self.is_being_listed or relisting.is_running:
+            return None
+        if relisting.has_failed:
+            self.breaker.trial_ended(now_s, answered=False)
+            return None
+        listing = relisting.take(keys_max)
+        if listing.is_last:
+            self.relisting = None
+            self.breaker.trial_ended(now_s, answered=True)
+        return listing
+
+    @property
+    def is_being_listed(self) -> bool:
+        """Whether a scan of an unlisted tier is under way, or its result is being reported."""
+        return self.relisting is not None and self.detach_by_s is None and self.breaker.state is State.HALF_OPEN
+
     @property
     def condition(self) -> TierCondition:
         """Health of the tier."""
@@ -153,9 +182,40 @@ class TierState:
     @property
     def is_busy(self) -> bool:
         """Whether a call to the backend may still run."""
-        return bool(self.lane.running_calls()) or (self.scan is not None and self.scan.is_alive())
+        return bool(self.lane.running_calls()) or (self.relisting is not None and self.relisting.is_running)
 
     @property
     def has_detached(self) -> bool:
         """Whether all operations, all calls and the close of the backend have ended."""
         return self.close_began and not (self.in_flight or self.is_busy or self.lane.is_closing())
+
+
+class UnlistedTiers:
+    """Tiers whose scan at open failed. Each is scanned again by its trials, and then its content is reported."""
+
+    def __init__(self) -> None:
+        self._states: list[TierState] = []
+
+    def __len__(self) -> int:
+        """Number of unlisted tiers."""
+        return len(self._states)
+
+    @property
+    def num_tried(self) -> int:
+        """Number of tiers that are being scanned, or whose content is being reported."""
+        return sum(state.is_being_listed for state in self._states)
+
+    def add(self, state: TierState, scan: Scan, now_s: float) -> None:
+        """Take a tier out of service until a scan succeeds. A scan that is only late counts as its first trial."""
+        self._states.append(state)
+        state.scan_failed(scan, now_s)
+
+    def take(self, keys_max: int, now_s: float) -> list[TierListing]:
+        """Take some of the content of these tiers, for ``keys_max`` key operations. The last part ends a trial."""
+        listings = []
+        for state in self._states:
+            if keys_max > 0 and (listing := state.take_listing(keys_max, now_s)) is not None:
+                listings.append(listing)
+                keys_max -= listing.num_keys
+        self._states = [state for state in self._states if state.relisting and state.detach_by_s is None]
+        return listings

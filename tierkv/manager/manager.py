@@ -28,7 +28,7 @@ from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.observation import RequestObservation
-from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.tier_ops import TierOp, TierReport
 from tierkv.types.transfers import SlotRef
 
 PREFIX_BLOCK_KEYS = 32
@@ -95,7 +95,7 @@ class OffloadManager:
         """Set the time, in seconds on the stack's clock, that holds until the next call."""
         self.step.now = now
 
-    def on_completion(self, completion: Completion | TierHealth) -> None:
+    def on_completion(self, completion: TierReport) -> None:
         """Apply a report of dispatch."""
         self._in_flight.on_completion(completion)
 

@@ -61,5 +61,5 @@ class EvictionList:
         """Choose and remove some victims of tenants that are over their quotas."""
         victims = () if self.tenants is None else self.tenants.trim(pins)
         self.evictable -= len(victims)
-        self.order.forget(victims)
+        self.order.evicted(victims)
         return victims

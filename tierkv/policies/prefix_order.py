@@ -131,7 +131,16 @@ class PrefixOrder:
             self._ranks, self._before = longer(self._ranks, length), longer(self._before, length)
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Forget chunks that the policy does not know any more."""
+        """Forget chunks that the policy does not know any more, because they were damaged, lost or replaced.
+
+        The chunks behind them are accepted: they serve requests again when the lost ones are stored anew.
+        """
+        if len(self._ranks):
+            for handle in handles:
+                self._unrank(handle)
+
+    def evicted(self, handles: Iterable[int]) -> None:
+        """Forget chunks that were evicted. Where one was the deepest of its prefix, none is accepted behind it."""
         if len(self._ranks):
             for handle in handles:
                 if last := self._unrank(handle):
@@ -213,7 +222,7 @@ class PrefixOrder:
             if not victims and (chain := self._chain(stop)):
                 self._policy.release(chain)
                 victims = self._evict_before(self._aware, count, pins, stop)
-        self.forget(victims)
+        self.evicted(victims)
         return victims
 
     def _evict_before(self, policy: PrefixAwarePolicy, count: int, pins: Sequence[int], stop: int) -> Sequence[int]:

@@ -13,7 +13,7 @@ from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp
+from tierkv.types.tier_ops import OutcomeKind, TierHealth, TierListing, TierOp, TierReport
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 
@@ -150,11 +150,13 @@ class Recorder:
         for keys in runs(op.keys):
             self._add("op", op=op.op_id, tier=self._tier_names[op.tier], verb=op.verb.value, keys=keys)
 
-    def completion(self, completion: Completion | TierHealth) -> None:
+    def completion(self, completion: TierReport) -> None:
         """Note a result or a change of health that dispatch reported."""
         if isinstance(completion, TierHealth):
             self._add("health", tier=self._tier_names[completion.tier], usable=completion.usable, why=completion.reason)
             return
+        if isinstance(completion, TierListing):
+            return  # its chunks are noted as they become available
         op = self._ops.get(completion.op_id)
         if op is None:
             return

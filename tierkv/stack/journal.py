@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.tier_ops import TierOp, TierReport
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 
@@ -28,7 +28,7 @@ class StepJournal(Protocol):
     def step_began(self) -> None:
         """Note that an engine step has begun."""
 
-    def completion(self, completion: Completion | TierHealth) -> None:
+    def completion(self, completion: TierReport) -> None:
         """Note a result or a change of health that dispatch reported."""
 
     def op_began(self, op: TierOp) -> None:
@@ -67,7 +67,7 @@ class NoJournal:
     def step_began(self) -> None:
         """Do nothing."""
 
-    def completion(self, completion: Completion | TierHealth) -> None:
+    def completion(self, completion: TierReport) -> None:
         """Do nothing."""
 
     def op_began(self, op: TierOp) -> None:

@@ -7,10 +7,12 @@ uses its slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
+from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
@@ -112,3 +114,33 @@ class TierHealth:
     """Text of the cause, or empty."""
     num_keys: ClassVar[int] = 1
     """Key operations that it counts as."""
+
+
+LISTED_PER_KEY = 4
+"""Listed chunks for the cost of one key operation: they are accounted in one batch, and no request waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierListing:
+    """Part of the content of a tier that could not list it when the stack opened.
+
+    The tier is unusable until a :class:`TierHealth` follows the last part.
+    """
+
+    tier: int
+    """Index of the tier."""
+    entries: Sequence[tuple[Key, int]] = field(repr=False)
+    """Keys with the bytes of their frames, in the order in which they are to be evicted."""
+    ranks: Sequence[int] = field(repr=False)
+    """Written rank of each; empty if none is known."""
+    is_last: bool
+    """Whether the content is complete."""
+
+    @property
+    def num_keys(self) -> int:
+        """Key operations that it counts as; at least 1."""
+        return cdiv(len(self.entries), LISTED_PER_KEY) or 1
+
+
+TierReport: TypeAlias = Completion | TierHealth | TierListing
+"""Report of dispatch to the manager."""

@@ -64,9 +64,8 @@ def test_damage_at_rest(kind: str, spared: float, model: Callable[..., Any], ope
     damaged = damage(tmp_path / "disk", spared)
     cache = open_cache(served)
     refused = cache.stack.metrics.counters.chunks_corrupt
-    # With an empty host tier, until no bad frame is met any more. A chunk that is stored anew while its bad frame is
-    # being deleted may reach the host tier alone, so it can be missing in a later round once more.
-    for _ in range(damaged + 3):
+    # With an empty host tier, until no bad frame is met any more: then nothing is missing.
+    for _ in range(damaged + 1):
         before, loaded = refused["disk"], []
         for _ in range(3):
             assert torch.equal(cache.generate(IDS, **GREEDY), expected)
@@ -74,12 +73,13 @@ def test_damage_at_rest(kind: str, spared: float, model: Callable[..., Any], ope
             rest(cache)
         assert loaded[2] == 176, "stored anew, by the second prompt at the latest"
         assert cache.flush()
-        if refused["disk"] == before and loaded[0] == 176:
+        if refused["disk"] == before:
+            assert loaded[0] == 176, "a chunk was not stored anew"
             break
         assert loaded[0] < (176 if spared or before else 1)
         cache.stack.reset_cache()
     else:
-        pytest.fail("after every bad frame was refused, the disk still lacks chunks")
+        pytest.fail("bad frames are met for ever")
     assert 0 < refused["disk"] <= damaged
     if kind == "llama":  # with a window some frames are never wanted
         assert refused["disk"] == damaged

@@ -18,7 +18,7 @@ from tierkv.policies.prefix_order import ranks_of
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierListing, TierOp, Verb
 
 WHO = RequestContext("a")
 GONE_WRONG = [OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED]
@@ -559,3 +559,50 @@ def test_a_promoted_prefix_is_accepted_again() -> None:
     assert slots is not None
     assert core.host.slots.ranks[slots[0]] == ranks[3]
     assert not first.listed.order.is_cut(ranks[3])
+
+
+def test_a_reset_waits_for_the_content_of_a_tier_that_could_not_list_it() -> None:
+    """The scan of a disk failed when the stack opened. A reset must not end before the disk's earlier chunks are known
+    and deleted: they would stay for ever, and the next process would find them."""
+    core = make_core(tiers=[disk()])
+    (tier,) = core.lower
+    earlier, later = run(0, 3), run(10, 1)
+    tier.knows_content = False
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.manager.reset_cache("all")
+    core.manager.take_events()
+    for _ in range(3):
+        core.begin()
+        assert core.manager.take_ops() == []
+        assert tier.phase.emptying
+    core.manager.on_completion(TierListing(0, [(key, FRAME_BYTES) for key in earlier[:2]], (), is_last=False))
+    core.manager.on_completion(TierListing(0, [(earlier[2], FRAME_BYTES)], (), is_last=True))
+    core.manager.on_completion(TierHealth(0, usable=True))
+    assert [core.manager.lookup(key, WHO) for key in earlier] == [LookupResult.MISS] * 3
+    core.begin()
+    deletion = only(core, Verb.DELETE)
+    assert sorted(deletion.keys) == sorted(earlier)
+    core.finish(deletion)
+    core.begin()
+    core.manager.take_ops()
+    assert not tier.phase.emptying
+    assert core.manager.take_events() == []
+    core.put(later)
+    core.finish_all()
+    assert set(tier.residency) == set(later)
+    core.manager.validate()
+
+
+def test_content_that_is_listed_late_is_found_and_reported() -> None:
+    """A disk that was not ready at open serves what it holds as soon as it is: a hit is not lost until a restart."""
+    core = make_core(tiers=[disk()])
+    (tier,) = core.lower
+    tier.knows_content = False
+    core.manager.on_completion(TierHealth(0, usable=False))
+    keys = run(0, 2)
+    core.manager.on_completion(TierListing(0, [(key, FRAME_BYTES) for key in keys], (), is_last=True))
+    assert core.manager.lookup(keys[0], WHO) is LookupResult.MISS
+    core.manager.on_completion(TierHealth(0, usable=True))
+    assert [core.manager.lookup(key, WHO) for key in keys] == [LookupResult.HIT] * 2
+    assert core.manager.take_events() == [CacheEvent(CacheEventKind.STORED, "disk", tuple(keys))]
+    assert tier.residency.used_bytes == 2 * FRAME_BYTES

@@ -13,6 +13,7 @@ import pytest
 
 from simulation.breaks.core_breaks import BREAKS, Break, breaks
 from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.dispatch.tier_state import UnlistedTiers
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
@@ -101,6 +102,12 @@ def an_emptied_tier_is_in_use_before_it_is_empty(patch: Patch) -> None:
         return count
 
     patch.setattr(LowerTier, "continue_reset", hasty)
+
+
+@breaks("restarts", 20)
+def a_reset_leaves_what_could_not_be_listed(patch: Patch) -> None:
+    patch.setattr(UnlistedTiers, "add", lambda self, state, scan, now_s: state.breaker.trip(now_s))
+    patch.setattr(LowerTier, "knows_content", property(lambda self: True, lambda self, known: None), raising=False)
 
 
 @breaks("resets", 20)

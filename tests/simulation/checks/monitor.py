@@ -21,7 +21,7 @@ from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.engine import LoadReport
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.tier_ops import Outcome, OutcomeKind, TierHealth, TierListing, TierOp, TierReport, Verb
 from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, TransferJob, WorkerOutput
 
 SLOTS = "no slot is written by two at once"
@@ -281,33 +281,39 @@ class Monitor:
         self._ops[op.op_id] = op
         self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
 
-    def drained(self, completion: list[Completion | TierHealth]) -> None:
+    def drained(self, completion: list[TierReport]) -> None:
         """A tier reports completions; bytes that it read are compared before the manager takes them in."""
         for word in completion:
             if isinstance(word, TierHealth):
                 self._trace.note("health", f"tier {word.tier}", word.usable, word.reason)
+                continue
+            if isinstance(word, TierListing):
+                self._trace.note("listed", f"tier {word.tier}", [key for key, _ in word.entries])
                 continue
             op = self._ops[word.op_id]
             kinds = [outcome.kind.value for outcome in word.outcomes]
             self._trace.note("done" if word.ended else "late", f"op {op.op_id}", kinds)
             if op.verb in (Verb.READ, Verb.PROBE):
                 self.service.moved()
-            if not word.ended:
-                continue
-            del self._ops[word.op_id]
-            self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
-            storage = self._storages[self._probe.name_of(op.tier)]
-            self._writes.ended(storage.name, op, word.outcomes)
-            if op.verb is Verb.WRITE:
-                storage.stale_writes.difference_update(op.keys)
-                self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in word.outcomes)
-            if op.op_id in self._stale_reads:
-                self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
-            for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
-                if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
-                    self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
-                elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
-                    storage.suspects.add(key)  # it may be gone all the same
+            if word.ended:
+                self._op_ended(op, word.outcomes)
+
+    def _op_ended(self, op: TierOp, outcomes: tuple[Outcome, ...]) -> None:
+        """The I/O of an operation has ended."""
+        del self._ops[op.op_id]
+        self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
+        storage = self._storages[self._probe.name_of(op.tier)]
+        self._writes.ended(storage.name, op, outcomes)
+        if op.verb is Verb.WRITE:
+            storage.stale_writes.difference_update(op.keys)
+            self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in outcomes)
+        if op.op_id in self._stale_reads:
+            self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
+        for i, (key, outcome) in enumerate(zip(op.keys, outcomes, strict=True)):
+            if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
+                self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
+            elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
+                storage.suspects.add(key)  # it may be gone all the same
 
     def check_frame(self, codec: str, key: Key, frame: memoryview) -> bool:
         """A stack writes a frame to a tier with that codec: it must be the right one.

@@ -24,7 +24,7 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.tier_ops import TierOp, TierReport
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
 
@@ -62,7 +62,7 @@ class Probe:
     def listen(
         self,
         submitted: Callable[[TierOp], None],
-        drained: Callable[[list[Completion | TierHealth]], None],
+        drained: Callable[[list[TierReport]], None],
         handed_out: Callable[[ConnectorMeta], None],
         reported: Callable[[int, WorkerOutput], None],
     ) -> None:
@@ -302,7 +302,7 @@ class _Tap:
         self,
         inner: Any,
         submitted: Callable[[TierOp], None],
-        drained: Callable[[list[Completion | TierHealth]], None],
+        drained: Callable[[list[TierReport]], None],
     ) -> None:
         self._inner = inner
         self._submitted = submitted
@@ -312,8 +312,8 @@ class _Tap:
         self._submitted(op)
         self._inner.submit(op)
 
-    def drain(self, limit: int) -> list[Completion | TierHealth]:
-        completion: list[Completion | TierHealth] = self._inner.drain(limit)
+    def drain(self, limit: int) -> list[TierReport]:
+        completion: list[TierReport] = self._inner.drain(limit)
         self._drained(completion)
         return completion
 

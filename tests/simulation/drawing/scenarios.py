@@ -130,7 +130,7 @@ def _scenarios() -> list[Scenario]:
         Scenario("full", "Tiers have no room.", rows, (_T.FULL, _T.LOST_REPLIES), healthy_s=1.0),
         Scenario(
             "restarts", "The process dies and comes back, sometimes with other weights.", rows, (_T.SLOW, _T.RAISING),
-            kill=0.03, close=0.01,
+            kill=0.03, close=0.01, reset=0.02,
         ),
         Scenario(
             "demotions", "Tiers get what the host tier evicts, or what is used again, and fail.",

@@ -87,7 +87,7 @@ class Process:
         trace.note("open", f"process {era.number}, epoch {era.epoch}")
         for storage in storages.values():
             storage.was_indexed()
-            storage.index_lost = storage.is_asked = True  # until it is scanned
+            storage.index_lost = True  # until it is scanned
         with guarded("open_stack"), key_at_hand():
             self.stack = open_stack(
                 setup.config(str(era.epoch)), setup.engine, plugins=registry_of(plugins), runtime=runtime
@@ -97,7 +97,6 @@ class Process:
         self.monitor = Monitor(setup, self.probe, self.truth, trace, storages)
         for tier in setup.tiers:
             storage = storages[tier.name]
-            storage.is_asked = False
             storage.frame_check = partial(self.monitor.check_frame, codec_name(tier))
         memory = KvMemory(setup.engine, self.truth, setup.gpu_blocks)
         for rank, worker in enumerate(self.stack.workers):

@@ -61,7 +61,7 @@ class Storage:
         frame_check: check of every written frame. violation: the first one kept for the check after the step.
         under_way, deletes_under_way: requests of async calls in flight, by call.
         over_capacity: text of the first moment at which the stored bytes exceeded the capacity.
-        index_lost: the stack was opened without a list of the frames. is_asked: it is being opened.
+        index_lost: the stack was opened, and has not listed the frames yet.
         stale: keys that were stored, or being written, when the cache was emptied; none may be read.
         opening: the backend that has the storage open; no other may open it meanwhile.
     """
@@ -79,7 +79,6 @@ class Storage:
         self.over_capacity = ""
         self.violation: AssertionError | None = None
         self.index_lost = False
-        self.is_asked = False
         self.stale: set[Key] = set()
         self.stale_writes: set[Key] = set()
         self.opening: Opening | None = None
@@ -151,7 +150,7 @@ class Storage:
     def scan(self) -> list[Entry]:
         """List all frames."""
         self._gate()
-        self.index_lost = self.index_lost and not self.is_asked
+        self.index_lost = False
         return [Entry(key, len(frame)) for key, frame in self.frames.items()]
 
     def _gate(self) -> None:

@@ -127,6 +127,8 @@ class LowerTier:
         """Share of ``limits.queue_chunks_max`` that the tier may use beside other tiers."""
         self.written_ranks = WrittenRanks(rank_salt, kept=capabilities.keeps_ranks)
         """Ranks to write with chunks."""
+        self.knows_content = True
+        """Whether every stored chunk is known. Otherwise it is out of service, and a reset ends after that."""
         self.answered_s = float("-inf")
         """Time of the latest operation that it answered."""
         self._transitions: TransitionLog[TierEvent, TierPhase] = TransitionLog(maxlen=TRANSITIONS_KEPT)
@@ -178,7 +180,7 @@ class LowerTier:
         """
         residency = self.residency
         victims = residency.evict(victims_max) if self.phase.usable else ()  # out of service it would refuse every step
-        if not (len(residency.policy) or residency.num_deleting or residency.num_writing):
+        if self.knows_content and not (len(residency.policy) or residency.num_deleting or residency.num_writing):
             self._apply(TierEvent.EMPTIED)
         return len(victims)
 

@@ -22,7 +22,7 @@ from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_state import StepState
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierListing, TierOp, TierReport, Verb
 
 _PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
 """Outcomes of a write after which the tier may still contain the frame."""
@@ -114,17 +114,13 @@ class InFlightOps:
 
     # -- completions ---------------------------------------------------------------------------------------------------
 
-    def on_completion(self, completion: Completion | TierHealth) -> None:
-        """Apply a completion or a change of a tier's health."""
+    def on_completion(self, completion: TierReport) -> None:
+        """Apply a completion, a change of a tier's health, or a part of a tier's content."""
         if isinstance(completion, TierHealth):
-            self._step.version += 1
-            tier = self._tiers[completion.tier]
-            tier.health_changed(usable=completion.usable)
-            if tier.phase.usable:
-                self._step.answered_s = self._step.now
-            else:
-                self._cascades.out_of_service(tier)
-                self._demotions.out_of_service(tier)
+            self._health_changed(self._tiers[completion.tier], usable=completion.usable)
+            return
+        if isinstance(completion, TierListing):
+            self._listed(self._tiers[completion.tier], completion)
             return
         pending = self._ops.get(completion.op_id)
         if pending is None:
@@ -145,6 +141,25 @@ class InFlightOps:
             tier.late_change_ended()
         if pending.op.verb in self._ended:
             self._ended[pending.op.verb](tier, pending, completion.outcomes)
+
+    def _health_changed(self, tier: LowerTier, *, usable: bool) -> None:
+        self._step.version += 1
+        tier.health_changed(usable=usable)
+        if tier.phase.usable:
+            self._step.answered_s = self._step.now
+        else:
+            self._cascades.out_of_service(tier)
+            self._demotions.out_of_service(tier)
+
+    def _listed(self, tier: LowerTier, listing: TierListing) -> None:
+        """Index chunks of a tier that could not list them when the stack opened."""
+        tier.load_index(listing.entries, listing.ranks)
+        tier.knows_content = listing.is_last
+        if tier.emits_events:
+            rows = tier.residency.rows
+            self._events.extend(
+                CacheEventKind.STORED, tier.name, [key for key, _ in listing.entries if rows.has_bytes_of(key)]
+            )
 
     def _measure(self, pending: OpInFlight, completion: Completion) -> None:
         """Measure the speed of a tier by a read. A read that failed at once is not measured; a late one is."""
