@@ -22,6 +22,7 @@ CAPABILITIES = Capabilities(
     preferred_batch=128,
     preferred_write_bytes=32 << 20,
     preferred_read_bytes=4 << 20,
+    spare_share=1 / 16,
     preferred_concurrency=4,
 )
 """Capabilities of the disk tier."""

@@ -24,7 +24,14 @@ FLAGS = (
     "reads_end_with_call",
     "bounded",
 )
-NUMBERS = ("alignment", "preferred_batch", "preferred_write_bytes", "preferred_read_bytes", "preferred_concurrency")
+NUMBERS = (
+    "alignment",
+    "preferred_batch",
+    "preferred_write_bytes",
+    "preferred_read_bytes",
+    "spare_share",
+    "preferred_concurrency",
+)
 
 HEAD = """
 ## What each backend declares and passes

@@ -72,6 +72,7 @@ def test_what_is_in_order_passes(good: object) -> None:
         (can(authoritative_index=True), "authoritative_index needs scan"),
         (can(authoritative_index=True, scan=True, shared=True), "authoritative_index excludes shared"),
         (can(preferred_batch=0), "preferred_batch must be at least 1, not 0"),
+        (can(spare_share=0.5), "spare_share must be 0 to 0.25, not 0.5"),
         (can(preferred_read_bytes=0), "preferred_read_bytes must be at least 1 or None, not 0"),
         (can(preferred_write_bytes=-1), "preferred_write_bytes must be at least 1 or None, not -1"),
         (can(preferred_concurrency=-1), "preferred_concurrency must be at least 1, not -1"),

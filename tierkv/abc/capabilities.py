@@ -43,8 +43,16 @@ class Capabilities:
     """Preferred bytes of frames per ``read_into`` call; None: those of ``preferred_batch`` keys. A longer frame is read
     alone. A frame is checked when the call that read it returns. So where calls are cheap, few bytes keep it in the
     processor's cache for the check."""
+    spare_share: float = 0.0
+    """Share of the capacity that eviction keeps free where four frames or more share a ``read_into`` call, up to a
+    quarter. A backend that places the frames of a batch side by side finds long free runs in it."""
     preferred_concurrency: int = 2
     """Largest number of concurrent calls."""
+
+    @property
+    def spare_frame_bytes_max(self) -> int:
+        """Length in bytes of the longest frame for which :attr:`spare_share` is kept free."""
+        return 0 if self.preferred_read_bytes is None else self.preferred_read_bytes // KEYS_PER_READ_MIN
 
     def keys_per_write(self, frame_bytes: int) -> int:
         """Number of keys per ``write`` call, for frames of ``frame_bytes`` bytes."""

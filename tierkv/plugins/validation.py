@@ -12,6 +12,8 @@ from tierkv.errors import PluginError
 NAME_CHARS_MAX = 32
 CODEC_NAME_CHARS_MAX = 16
 """Size of the codec name field in a frame's header, in bytes."""
+SPARE_SHARE_MAX = 0.25
+"""A tier evicts no larger share of its capacity at once."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
@@ -74,5 +76,9 @@ def _check_capabilities(name: str, capabilities: object) -> None:
         wished = getattr(capabilities, count)
         if wished is not None and wished < 1:
             raise PluginError(f"backend {name!r}: {count} must be at least 1 or None, not {wished!r}")
+    if not 0.0 <= capabilities.spare_share <= SPARE_SHARE_MAX:
+        raise PluginError(
+            f"backend {name!r}: spare_share must be 0 to {SPARE_SHARE_MAX}, not {capabilities.spare_share!r}"
+        )
     if capabilities.alignment & (capabilities.alignment - 1):
         raise PluginError(f"backend {name!r}: alignment must be a power of two, not {capabilities.alignment}")

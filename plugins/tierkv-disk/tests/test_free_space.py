@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tierkv_disk import CAPABILITIES
 from tierkv_disk.extents import PageAddress, Run, address_at
 from tierkv_disk.space.free_space import FreeSpace, Pins
 
@@ -136,6 +137,32 @@ def test_frames_of_many_lengths_fragment_little(low: float, high: float, parts_m
         held.append(runs)
         parts.append(len(runs))
     assert sum(parts[-1000:]) / 1000 < parts_mean_max
+
+
+@pytest.mark.parametrize("spare", [0.0, CAPABILITIES.spare_share])
+def test_the_spare_share_keeps_frames_adjacent(spare: float) -> None:
+    """A full tier that drops old prompts for new ones: in room for a batch alone, each prompt would fill the gaps that
+    others left, frame by frame, and every read would take a call per frame."""
+    pages, frame_pages = 1 << 14, 17
+    space, rng = FreeSpace(), random.Random(3)
+    space.add_run(Run(address_at(0, 0), pages))
+    prompts: list[list[Run]] = []
+    rows = frames = 0
+    for turn in range(1200):
+        lengths = [frame_pages] * rng.randint(8, 32)
+        while space.pages < sum(lengths) + spare * pages:
+            victim = rng.choice(prompts[:8])  # about the oldest ones, tail first
+            for run in victim[-16:]:
+                space.add_run(run)
+            del victim[-16:]
+            if not victim:
+                prompts.remove(victim)
+        prompts.append(space.take_row(lengths))
+        if turn >= 600:
+            runs = prompts[-1]
+            breaks = sum(run.address + run.pages != after.address for run, after in pairwise(runs))
+            rows, frames = rows + breaks + 1, frames + len(runs)
+    assert frames / rows > 8 if spare else frames / rows < 4
 
 
 def test_pins() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_parts import DISK, FRAME_BYTES, OBJECTS
 from hypothesis import given
@@ -181,6 +183,16 @@ def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
     if capacity < FRAME_BYTES:
         assert not victims
     tier.validate()
+
+
+@pytest.mark.parametrize(("read_bytes", "free"), [(4 * FRAME_BYTES, 50), (3 * FRAME_BYTES, 8), (None, 8)])
+def test_a_spare_share_is_kept_free_for_small_frames(read_bytes: int | None, free: int) -> None:
+    """Frames that share a call need long free runs; larger ones would only lose chunks by that."""
+    capabilities = replace(DISK, spare_share=1 / 16, preferred_read_bytes=read_bytes)
+    limits = LowerTierLimits(800 * FRAME_BYTES, WritePolicy.THROUGH, 8)
+    tier = LowerTier(0, "tier", capabilities, limits, LruPolicy())
+    tier.load_index([(make_key(b"old %d" % number, 0), FRAME_BYTES) for number in range(800)])
+    assert len(tier.residency.evict_for(FRAME_BYTES, 0, 1000)) == free
 
 
 def test_victims_are_counted_until_they_are_gone() -> None:

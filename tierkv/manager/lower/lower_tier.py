@@ -116,6 +116,7 @@ class LowerTier:
         directory = directory if capabilities.authoritative_index else None
         self.residency = Residency(name, policy, limits.capacity_bytes, limits.suspect_ttl_s, directory)
         """Chunks stored, written, read and deleted here, and the account of bytes."""
+        self.residency.spare = capabilities.spare_share, capabilities.spare_frame_bytes_max
         self._room = LearnedRoom(limits.capacity_bytes)
         self.presence_cache = PresenceCache(limits.presence_keys_max)
         """Recent answers about chunks, and chunks that count as absent for a while."""
@@ -132,8 +133,7 @@ class LowerTier:
         self.answered_s = float("-inf")
         """Time of the latest operation that it answered."""
         self._transitions: TransitionLog[TierEvent, TierPhase] = TransitionLog(maxlen=TRANSITIONS_KEPT)
-        self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
-        self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
+        self._present_s, self._absent_s = (max(s, _SAME_STEP_S) for s in (limits.presence_ttl_s, limits.absence_ttl_s))
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self._deferred_writes: dict[Key, tuple[int, int]] = {}  # leases on chunks that wait for a deletion or answer
         self._takes_writes = limits.writes

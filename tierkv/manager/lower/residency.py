@@ -46,6 +46,8 @@ class Residency:
         delete_retry_s: float,
         directory: KeyDirectory | None = None,
     ) -> None:
+        self.spare = (0.0, 0)
+        """Share of the capacity that is kept free, and the longest frame for which it is."""
         self.policy = policy
         self.capacity_bytes = capacity_bytes  # less while the backend reports that it is full
         self.used_bytes = 0
@@ -260,7 +262,8 @@ class Residency:
         if capacity is None or frame_bytes > capacity:
             return []
         frames = min(max(waiting, HEADROOM_FRAMES_MIN), HEADROOM_FRAMES_MAX)
-        headroom = max(frame_bytes, min(capacity // 4, frames * frame_bytes))
+        spare = int(capacity * self.spare[0]) if frame_bytes <= self.spare[1] else 0
+        headroom = max(frame_bytes, min(capacity // 4, max(frames * frame_bytes, spare)))
         missing = self.used_bytes + self.reserved_bytes + headroom - capacity - self._deleting_bytes
         evicted: list[Key] = []
         while missing > 0 and self.listed.evictable and len(evicted) < victims_max:
