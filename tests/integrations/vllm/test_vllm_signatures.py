@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.version import __version__ as vllm_version
 
@@ -163,3 +165,11 @@ def test_our_statistics_are_what_vllm_keeps_apart_by_type() -> None:
     """Its aggregation asserts that both sides are of one type."""
     assert ours(KVConnectorStats) is TierKVStats
     assert ours(KVConnectorPromMetrics) is TierKVPromMetrics
+
+
+def test_the_offloading_connector_cannot_report_a_failed_load() -> None:
+    """An error at a load ends the engine under the spec, as the guide says. When this fails, it can be contained."""
+    reports = {"get_block_ids_with_load_errors", "get_transfer_results"}
+    assert not reports & set(vars(OffloadingConnector))
+    assert reports <= set(dir(KVConnectorBase_V1))
+    assert "assert transfer_result.success" in inspect.getsource(OffloadingConnectorWorker.get_finished)
