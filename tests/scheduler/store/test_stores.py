@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from store_parts import chunk_indices, only_store
 
 from tierkv.manager.contract import RequestContext, StoreGrant
+from tierkv.policies.prefix_order import ranks_of
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits, StorePlanName
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.store.candidates import Candidate, candidates, source_blocks
 from tierkv.types.engine import ScheduledRequest, StepOutput
+from tierkv.types.keys import Key
 
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
@@ -185,6 +187,30 @@ def test_s73_preempted_and_resumed() -> None:
     core.scheduler.update_state_after_alloc(request, [blocks([7, 8, 9, 10], filled=2)], 0)
     job = only_store(core.schedule(request, computed=8, scheduled=8, ids=[[7, 8, 9, 10]]))
     assert (job.keys, job.block_ids) == (tuple(core.truth.keys(request)[2:]), (9, 10))
+
+
+def owners(core: Core, keys: list[Key]) -> set[str]:
+    """Requests, of "a" and "b", that the host tier's order of prefixes knows ``keys``, in order, by."""
+    found = [core.host.slots.ranks[slot] for slot in core.host.slots.find_all(keys) if slot is not None]
+    return {name for name in "ab" if found == ranks_of(name, range(4, 4 * len(keys) + 1, 4))}
+
+
+def test_a_preempted_request_takes_its_prefix_over_again() -> None:
+    """Another request continued the same prompt meanwhile. What a request stores after it was preempted must not take
+    the place of the chunks before it: they are known by the request that stores now."""
+    core = make_core()
+    first = core.arrive(12, "a")
+    core.report(*[job.job_id for job in core.schedule(first, computed=0, scheduled=12, ids=[[1, 2, 3]]).stores])
+    keys = list(core.record(first).groups[0].keys)
+    assert owners(core, keys) == {"a"}
+    second = core.arrive([*range(12), 50, 51, 52, 53], "b")
+    core.report(*[job.job_id for job in core.schedule(second, computed=12, scheduled=4, ids=[[1, 2, 3, 4]]).stores])
+    assert owners(core, keys) == {"b"}
+    core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
+    core.ask(first, computed=8)
+    first.extend(range(60, 65))
+    core.schedule(first, computed=8, scheduled=9, ids=[[1, 2, 5, 6, 7]])
+    assert owners(core, keys) == {"a"}
 
 
 def test_s73_asked_again_without_notice_of_preemption() -> None:

@@ -9,9 +9,6 @@ from tierkv.types.keys import Key
 
 HEADS = "the head of a prompt stays longest"
 
-HEADS_SURVIVE = False
-"""Whether the tail of a prompt leaves each tier before its head. Until policies know the order, it is not checked."""
-
 SHARE_MIN = 0.3
 """Share of a disk that the head of the only prompt fills at least. The rest may be chunks of its continuations."""
 
@@ -24,8 +21,6 @@ def check_heads(setup: RunSpec, probe: Probe, prompt: list[Key]) -> None:
         probe: the stack.
         prompt: chunks of the prompt's first group.
     """
-    if not HEADS_SURVIVE:
-        return
     (tier,) = setup.tiers
     resident = probe.resident(tier.name) | probe.readable(prompt)
     head = next((i for i, key in enumerate(prompt) if key not in resident), len(prompt))

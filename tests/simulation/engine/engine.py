@@ -1,7 +1,7 @@
 """Batching engine: continuous batching over real bytes, driving a stack as docs/how-to/drive-tierkv.md says.
 
-Only this one of the small engines checks every byte that a forward pass reads, while it preempts, refuses offers,
-Of the small engines, only this one checks every byte that a forward pass reads, while it preempts, refuses offers,
+Of the small engines, only this one checks every byte that a forward pass reads, while it preempts, refuses offers and
+aborts.
 """
 
 from __future__ import annotations
@@ -247,6 +247,8 @@ class BatchingEngine(Generic[R]):
                 continue
             self.tables.leave_behind(sequence)
             while not self.tables.extend(sequence, sequence.computed + count):
+                if self._waits_for_loads(sequence):
+                    break
                 victim = self._preempt()
                 preempted.append(victim)
                 if victim is sequence:
@@ -255,6 +257,15 @@ class BatchingEngine(Generic[R]):
                 scheduled.append((sequence, count))
                 budget -= count
         return budget
+
+    def _waits_for_loads(self, sequence: EngineSequence[R]) -> bool:
+        """Whether the youngest running request keeps its blocks, and waits, because younger ones are loading.
+
+        No preemption takes their blocks before their loads have ended. If it gave up its own, others would take those,
+        and it would load anew: requests could take each other's blocks in turns, dozens of steps each.
+        """
+        is_youngest = self.running[-1] is sequence
+        return is_youngest and any(other.arrival > sequence.arrival for other in self.loading.values())
 
     def _preempt(self) -> EngineSequence[R]:
         sequence = self.running.pop()

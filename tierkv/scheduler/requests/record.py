@@ -115,7 +115,8 @@ class RequestRecord:
         stats: its running totals.
         arrival: observation of its arrival, if policies want observations.
         has_arrived: whether its first lookup was answered.
-        continues_prefix: whether the tiers know which of its chunks were there before it stored any.
+        continues_prefix: whether the tiers know which of its chunks were there before it stored any, since its latest
+            lookup: another request may have continued them meanwhile.
         store_policy: whether loaded chunks are offered for storing again.
         resets: number of resets of the cache that its store cursors know of.
         held_for_stores: it has finished, and the engine keeps its blocks until its stores have ended.
@@ -198,6 +199,7 @@ class RequestRecord:
 
     def note_hit(self, tokens: int) -> None:
         """Note the answer: the first ``tokens`` tokens are local or can be loaded (S15)."""
+        self.continues_prefix = False
         for group in self.groups:
             group.hit_chunks = tokens // group.chunk_tokens
 
@@ -228,6 +230,7 @@ class RequestRecord:
         Chunks that counted as stored may be absent, because a load of them failed or the cache was reset (S91).
         """
         self.quiet_tokens = 0
+        self.continues_prefix = False
         for group in self.groups:
             group.next_stored = min(group.next_stored, tokens // group.chunk_tokens)
 
