@@ -16,6 +16,7 @@ from tierkv._version import __version__
 
 if TYPE_CHECKING:
     from tierkv.errors import TierKVError as TierKVError
+    from tierkv.metrics.serving import serve_metrics as serve_metrics
     from tierkv.stack.opening import open_stack as open_stack
     from tierkv.stack.opening import open_staged_stack as open_staged_stack
     from tierkv.stack.remote_worker import open_worker as open_worker
@@ -42,12 +43,14 @@ __all__ = [
     "open_stack",
     "open_staged_stack",
     "open_worker",
+    "serve_metrics",
 ]
 
 _MODULES = {
     "open_stack": "tierkv.stack.opening",
     "open_staged_stack": "tierkv.stack.opening",
     "open_worker": "tierkv.stack.remote_worker",
+    "serve_metrics": "tierkv.metrics.serving",
     "Stack": "tierkv.stack.stack",
     "StagedStack": "tierkv.stack.staged",
     "EngineSpec": "tierkv.types.engine",

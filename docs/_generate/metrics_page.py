@@ -7,18 +7,28 @@ from collections.abc import Iterable
 from tierkv.metrics.definitions import GAUGES, HISTOGRAMS, LINEAGE, Metric, counters
 
 LEAD = """\
-A stack counts and measures; it opens no port. Register its collector with the registry that your server exports:
+A stack counts and measures; it opens no port by itself. Inside vLLM nothing is to be done: its `/metrics` has all
+series of this page. A program without a server of its own serves them in one call; `TieredPrefixCache` has the same
+method:
 
 ```python
-from prometheus_client import CollectorRegistry, generate_latest
-
 import tierkv
-from tierkv.metrics.prometheus import StackCollector
 from tierkv import EngineSpec, GroupSpec
 
 engine = EngineSpec(
     model="my-model", dtype="float32", groups=(GroupSpec(block_tokens=16, page_bytes=(4096,)),), hash_block_tokens=16
 )
+with tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine) as stack, tierkv.serve_metrics(stack, port=0) as server:
+    print(server.url)
+```
+
+A program that exports metrics already registers the collector of the stack:
+
+```python
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tierkv.metrics.prometheus import StackCollector
+
 registry = CollectorRegistry()
 with tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine) as stack:
     registry.register(StackCollector(stack, {"engine": "0"}))
@@ -29,7 +39,17 @@ assert 'tierkv_lookups_total{engine="0"} 0.0' in text
 The first label of each sample is the constant label that you pass (`engine` above). `tier` is the configured name of a
 tier, or `host`. Counters are exported with the ending `_total`; of a histogram `x` there are `x_bucket`, `x_sum` and
 `x_count`, and an observation that equals an edge counts below it.
+
+A hit rate is a share of the tokens that were asked for. While no load is in flight, `tokens_asked` is the sum of
+`tokens_local`, `tokens_loaded` over all tiers, and `tokens_computed`. In a stack of an engine that schedules itself the
+first and the last are 0, since such an engine does not report them.
+
+```text
+sum by (tier) (rate(tierkv_tokens_loaded_total[5m])) / ignoring(tier) group_left rate(tierkv_tokens_asked_total[5m])
+```
 """
+
+GAUGES_LEAD = "Each is exported once it is known. A shared tier has no index, so its chunks and bytes are unknown."
 
 LINEAGE_LEAD = """\
 ## Under the names of vLLM
@@ -84,7 +104,7 @@ def body() -> str:
             LEAD,
             f"## Counters\n\n{_table(counters())}\n",
             f"## Histograms\n\nSeconds, or bytes where the name says so.\n\n{_histograms(HISTOGRAMS)}\n",
-            f"## Gauges\n\nThere once they are known.\n\n{_table(GAUGES)}\n",
+            f"## Gauges\n\n{GAUGES_LEAD}\n\n{_table(GAUGES)}\n",
             LINEAGE_LEAD,
             f"{_table(metric for metric in LINEAGE if metric.kind == 'counter')}\n",
             f"{_histograms(metric for metric in LINEAGE if metric.kind == 'histogram')}\n",

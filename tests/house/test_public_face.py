@@ -14,7 +14,7 @@ import tierkv
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = {
-    *("Stack", "StagedStack", "open_stack", "open_staged_stack", "open_worker"),
+    *("Stack", "StagedStack", "open_stack", "open_staged_stack", "open_worker", "serve_metrics"),
     *("EngineSpec", "GroupSpec", "EngineCapabilities", "StepOutput", "ScheduledRequest", "LoadReport"),
     *("TierKVError", "__version__"),
 }

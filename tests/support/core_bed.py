@@ -152,7 +152,7 @@ class Bed:
     def _hand_out(self) -> None:
         for op in self.core.manager.take_ops():
             self.tiers.submit(op)
-        events = self.core.scheduler.take_events()
+        events = self.core.manager.take_events()
         self.mirror.take(events)
         for event in events:
             residents = self.residents[event.tier]
@@ -370,6 +370,8 @@ class Bed:
         assert not self.engine.tables.pool.num_held
         brought = sum(core.counters.tokens_loaded.values())
         assert brought + core.counters.tokens_given_up == self.engine.tokens_external
+        has = core.counters.tokens_local + brought
+        assert core.counters.tokens_asked == has + core.counters.tokens_computed
         assert not scheduler._accounting._open
         for chunk in core.host.slots.visible():
             assert chunk.pins == 0

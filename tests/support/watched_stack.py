@@ -6,7 +6,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WAIT_BUCKETS
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.stack_stats import Series
-from tierkv.metrics.watched import TierCondition
+from tierkv.metrics.watched import TierCondition, TierContent, TierLoad
 
 
 class WatchedTiers:
@@ -17,6 +17,8 @@ class WatchedTiers:
         self.measured: dict[str, dict[str, float]] = {}
         self.conditions: dict[str, TierCondition] = {}
         self.rooms: dict[str, int] = {}
+        self.loads: dict[str, TierLoad] = {}
+        self.contents: dict[str, TierContent] = {}
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return a copy of the counters per tier."""
@@ -29,6 +31,14 @@ class WatchedTiers:
     def health(self) -> dict[str, TierCondition]:
         """Return the health per tier."""
         return self.conditions
+
+    def load(self) -> dict[str, TierLoad]:
+        """Return the operations per tier."""
+        return self.loads
+
+    def content(self) -> dict[str, TierContent]:
+        """Return the chunks per tier."""
+        return self.contents
 
     def room(self) -> dict[str, int]:
         """Return the room per tier."""

@@ -101,7 +101,7 @@ class AsyncLane:
         self.tier = tier
         self.close_error = ""
         self._concurrency = concurrency
-        self._tickets = TicketQueue(queue_ops_max)
+        self.tickets = TicketQueue(queue_ops_max)
         self._done = done
         self._runner = runner
         self._running: dict[Ticket, asyncio.Task[None]] = {}  # in the order in which they are cancelled
@@ -110,7 +110,7 @@ class AsyncLane:
 
     def offer(self, ticket: Ticket) -> bool:
         """Queue a ticket and wake the loop; False if the queue is full."""
-        if not self._tickets.put(ticket):
+        if not self.tickets.put(ticket):
             return False
         self._runner.call(self._pump)
         return True
@@ -143,8 +143,9 @@ class AsyncLane:
     # Everything below runs on the loop.
 
     def _pump(self) -> None:
-        while len(self._running) < self._concurrency and (ticket := self._tickets.take()) is not None:
+        while len(self._running) < self._concurrency and (ticket := self.tickets.take()) is not None:
             if ticket.claim():
+                ticket.began_s = self.tier.clock()
                 task = self._running[ticket] = self._runner.loop.create_task(self._perform(ticket))
                 # A callback, not the end of the coroutine: a task cancelled before its first turn never begins.
                 task.add_done_callback(partial(self._ended, ticket))

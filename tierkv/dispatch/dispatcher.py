@@ -102,7 +102,6 @@ class Dispatcher:
             raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
         state = self._tier_states[index] = TierState(index, self._open_lane(tier, limits), limits)
         self.stats.tiers[index] = state.stats
-        self.stats.seconds[index] = state.seconds
 
     def detach(self, index: int, timeout_s: float) -> None:
         """Begin to detach a tier: refuse new operations. Never waits; :meth:`take_detached` reports the end.
@@ -127,7 +126,7 @@ class Dispatcher:
         for state in detached:
             self._detaching.remove(state)
             self._record_close_error(state)
-            for by_index in (self._tier_states, self.stats.tiers, self.stats.seconds):
+            for by_index in (self._tier_states, self.stats.tiers):
                 del by_index[state.index]
         return [state.index for state in detached]
 
@@ -171,9 +170,9 @@ class Dispatcher:
         """Number of operations whose I/O has not ended, as of the last ``drain``. Trials are not counted."""
         return self._in_flight - self._trials
 
-    def pending_of(self, index: int) -> int:
-        """Operations and trials of one tier whose I/O has not ended."""
-        return self._tier_states[index].in_flight
+    def states(self) -> dict[int, TierState]:
+        """Records of the tiers, by number: a copy. Any thread; to be read only."""
+        return self._tier_states.copy()
 
     def pending_trials(self) -> int:
         """Trials of unusable tiers that have not ended."""
@@ -286,7 +285,7 @@ class Dispatcher:
                 continue
             state.stats.count_outcomes(ticket.op.verb, result.tally)
             if result.tally.faults or result.tally.clear:
-                state.failures.ended(ticket.op.verb, result.tally)
+                state.ended_with_faults(ticket.op.verb, result.tally)
             self._finish(state, ticket, ticket.reported(result.outcomes), now_s)
             if result.tally.answered or not ticket.op.keys:
                 state.succeeded(ticket, now_s)
@@ -341,8 +340,7 @@ class Dispatcher:
         state.stats.count_op(len(ticket.op.keys))
         # The end of the I/O, not now_s: the time that the engine computes between two steps is not the tier's.
         elapsed_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
-        if ticket.op.verb in state.seconds:
-            state.seconds[ticket.op.verb].observe(elapsed_s)
+        state.measure(ticket, elapsed_s)
         self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=elapsed_s))
 
     def _end(self, state: TierState, ticket: Ticket) -> None:

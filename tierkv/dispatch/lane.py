@@ -22,6 +22,8 @@ class Lane(Protocol):
 
     tier: Tier
     """Performs the operations."""
+    tickets: TicketQueue
+    """Operations that wait for a call. Any thread may ask for its length and its age."""
     close_error: str
     """Error of the backend's close; empty if it raised none."""
 
@@ -64,18 +66,18 @@ class ThreadLane:
     def __init__(self, tier: Tier, threads: int, queue_ops_max: int, done: deque[Ticket], spawn: Spawn) -> None:
         self.tier = tier
         self.close_error = ""
-        self._tickets = TicketQueue(queue_ops_max)
+        self.tickets = TicketQueue(queue_ops_max)
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._spawn = spawn
         self._workers: list[Handle] = [
-            spawn(f"tierkv-{tier.name}-{number}", IoWorker(tier, self._tickets, self._tokens, done))
+            spawn(f"tierkv-{tier.name}-{number}", IoWorker(tier, self.tickets, self._tokens, done))
             for number in range(threads)
         ]
         self._closer: Handle | None = None
 
     def offer(self, ticket: Ticket) -> bool:
         """Queue a ticket and wake one thread; False if the queue is full."""
-        if not self._tickets.put(ticket):
+        if not self.tickets.put(ticket):
             return False
         self._tokens.put(True)  # noqa: FBT003 - the queue's own signature
         return True
@@ -156,6 +158,7 @@ class IoWorker:
             return
         ticket = self._tickets.take()
         if ticket is not None and ticket.claim():
+            ticket.began_s = self._tier.clock()
             self._ticket = ticket
 
     @property

@@ -44,6 +44,8 @@ class TierStats:
     """Tries of a key after its first one."""
     breaker_opens: int = 0
     """Number of times the tier became unusable."""
+    quarantined: int = 0
+    """Damaged frames that the backend was asked to set aside."""
 
     def as_dict(self) -> dict[str, int]:
         """Return a copy as a dictionary."""
@@ -81,12 +83,10 @@ class DispatchStats:
 
     tiers: dict[int, TierStats] = field(default_factory=dict)
     """Counters of each tier."""
-    seconds: dict[int, dict[Verb, Histogram]] = field(default_factory=dict)
-    """Duration of each tier's reads and writes, from submission to the end of the I/O."""
 
 
 def io_histograms() -> dict[Verb, Histogram]:
-    """Return empty histograms for one tier."""
+    """Return empty histograms of seconds for one tier."""
     return {Verb.READ: Histogram(READ_SECONDS.buckets), Verb.WRITE: Histogram(WRITE_SECONDS.buckets)}
 
 

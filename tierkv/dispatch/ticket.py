@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.stats import Tally
@@ -53,6 +54,8 @@ class Ticket:
     """Whether its last completion was made. Engine's thread."""
     result: TicketResult | None = None
     """Set once, by the I/O thread, before it hands the ticket back."""
+    began_s: float | None = None
+    """Time at which a call took it. Set by the thread that claims it."""
     done_s: float | None = None
     """Time at which the I/O ended. Set with ``result``."""
     outcomes: list[Outcome] | None = None
@@ -116,6 +119,14 @@ class TicketQueue:
     def __len__(self) -> int:
         """Number of waiting tickets, cancelled ones included."""
         return sum(map(len, self._in_order))
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds for which the oldest ticket has waited; 0 if none waits."""
+        oldest_s = now_s
+        for waiting in self._in_order:
+            with suppress(IndexError):  # another thread has just taken the last one
+                oldest_s = min(oldest_s, waiting[0].submitted_s)
+        return now_s - oldest_s
 
     def put(self, ticket: Ticket) -> bool:
         """Add a ticket; False if the queue is full."""

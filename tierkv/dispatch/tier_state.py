@@ -13,12 +13,15 @@ from tierkv.dispatch.breaker import Breaker, State
 from tierkv.dispatch.failure_log import FailureLog
 from tierkv.dispatch.lane import Lane
 from tierkv.dispatch.scanning import Relisting, Scan
-from tierkv.dispatch.stats import TierStats, io_histograms
+from tierkv.dispatch.stats import Tally, TierStats, io_histograms
 from tierkv.dispatch.ticket import Ticket
 from tierkv.dispatch.write_gate import WriteGate
 from tierkv.metrics.histogram import Histogram
-from tierkv.metrics.watched import TierCondition
+from tierkv.metrics.watched import TierCondition, TierLoad
 from tierkv.types.tier_ops import TierListing, TierOp, Verb
+
+BREAKER_NUMBERS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+"""State of a breaker as the value of a gauge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class TierState:
     """Its counters."""
     seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
     """Duration of reads and writes, from submission to the end of the I/O."""
+    queue_seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
+    """Part of it before a call to the backend began."""
     in_flight: int = 0
     """Operations whose I/O has not ended, trials included."""
     writes_in_flight: int = 0
@@ -122,6 +127,24 @@ class TierState:
             self.breaker.succeeded(now_s)
         if op.verb is Verb.WRITE:
             self.writes.ended(op.op_id, now_s)
+
+    def measure(self, ticket: Ticket, elapsed_s: float) -> None:
+        """Measure an operation that ended ``elapsed_s`` after its submission."""
+        if (verb := ticket.op.verb) in self.seconds:
+            self.seconds[verb].observe(elapsed_s)
+            if ticket.began_s is not None:
+                self.queue_seconds[verb].observe(ticket.began_s - ticket.submitted_s)
+
+    def ended_with_faults(self, verb: Verb, tally: Tally) -> None:
+        """Count what the backend has set aside, and log the faults of an operation."""
+        self.stats.quarantined = self.lane.tier.quarantined
+        self.failures.ended(verb, tally)
+
+    def load(self) -> TierLoad:
+        """Return operations that wait and run, at this moment. Any thread."""
+        queued, in_flight = len(self.lane.tickets), self.in_flight
+        age_s = self.lane.tickets.age_s(self.lane.tier.clock())
+        return TierLoad(queued, age_s, max(0, in_flight - queued), BREAKER_NUMBERS[self.breaker.state])
 
     def close_backend(self) -> None:
         """Begin to close the backend, unless that has begun."""

@@ -5,12 +5,13 @@ Four kinds of numbers exist. ``CoreCounters`` counts what scheduler and manager 
 speeds; a gauge appears when its value is known. ``definitions`` holds the name, meaning and buckets of each metric, and
 the reference page is made from it.
 
-Three exporters read them. ``prometheus.StackCollector`` reads a stack in the same process when it is scraped.
+Three exporters read them. ``prometheus.StackCollector`` reads a stack in the same process when it is scraped;
+``serving.serve_metrics`` serves it over HTTP.
 ``deltas.Deltas`` makes increments for an exporter in another process. ``lineage.LineageMetrics`` exports samples under
 the names that dashboards of vLLM use.
 
 Numbers are written on the engine's thread, and may be read on any thread. Counters only grow. Memory is bounded:
 histograms have fixed buckets, and samples that no exporter takes are dropped, the oldest first.
 
-``prometheus`` and ``lineage`` need ``prometheus_client``; the rest of this package needs the standard library only.
+``prometheus``, ``serving`` and ``lineage`` need ``prometheus_client``; the rest needs the standard library only.
 """

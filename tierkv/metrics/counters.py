@@ -45,7 +45,9 @@ class CoreCounters:
     hints_ignored: int = 0
     requests_dropped: int = 0
     errors_contained: int = 0
+    tokens_asked: int = 0
     tokens_local: int = 0
+    tokens_computed: int = 0
     tokens_stored: int = 0
     deferred_tier_ms: int = 0
     deferred_queue_ms: int = 0

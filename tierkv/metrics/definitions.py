@@ -60,7 +60,10 @@ COUNTERS = {
     "hints_ignored": "Hints of requests that could not be used",
     "requests_dropped": "Requests that an engine continued without tierkv, because a call about them broke a rule",
     "errors_contained": "Errors of tierkv that an adapter kept from the engine",
-    "tokens_local": "Tokens that the engine found in its own cache, once per request",
+    "tokens_asked": "Tokens of requests that got their blocks, counted again after a preemption. They are the sum of "
+    "the local, the loaded and the computed ones while no load is in flight",
+    "tokens_local": "Tokens of these requests that the engine had in its own cache",
+    "tokens_computed": "Tokens of these requests that were neither local nor loaded; those of failed loads excepted",
     "tokens_stored": "Tokens copied from the GPU to the host tier",
     "deferred_tier_ms": "Milliseconds for which lookups were deferred while a tier was asked or read for them",
     "deferred_queue_ms": "Milliseconds for which lookups were deferred while nothing was asked or read for them",
@@ -90,6 +93,7 @@ TIER_COUNTERS = {
     "refused": "Keys not attempted: queue full, tier out of service, or the stack is closing",
     "retries": "Repeated attempts for a key",
     "breaker_opens": "Times that the tier was taken out of service",
+    "quarantined": "Damaged frames that were given to the quarantine of the backend",
 }
 """Counters of dispatch: field of :class:`~tierkv.dispatch.stats.TierStats` -> meaning."""
 
@@ -116,13 +120,31 @@ WRITE_SECONDS = Metric(
     labels=("tier",),
     buckets=WAIT_BUCKETS,
 )
+READ_QUEUE_SECONDS = Metric(
+    "tierkv_tier_read_queue_seconds",
+    "histogram",
+    "Part of a read before a call to the backend began; the rest is the tier's own time",
+    labels=("tier",),
+    buckets=WAIT_BUCKETS,
+)
+WRITE_QUEUE_SECONDS = Metric(
+    "tierkv_tier_write_queue_seconds",
+    "histogram",
+    "Part of a write before a call to the backend began; the rest is the tier's own time",
+    labels=("tier",),
+    buckets=WAIT_BUCKETS,
+)
 TRANSFER_BYTES = Metric(
     "tierkv_transfer_bytes", "histogram", "Bytes of one transfer", labels=("transfer_type",), buckets=SIZE_BUCKETS
 )
 TRANSFER_SECONDS = Metric(
     "tierkv_transfer_seconds", "histogram", "Time of one transfer", labels=("transfer_type",), buckets=WAIT_BUCKETS
 )
-HISTOGRAMS = (LOOKUP_SECONDS, DEFERRED_SECONDS, READ_SECONDS, WRITE_SECONDS, TRANSFER_BYTES, TRANSFER_SECONDS)
+HISTOGRAMS = (
+    *(LOOKUP_SECONDS, DEFERRED_SECONDS),
+    *(READ_SECONDS, READ_QUEUE_SECONDS, WRITE_SECONDS, WRITE_QUEUE_SECONDS),
+    *(TRANSFER_BYTES, TRANSFER_SECONDS),
+)
 
 READ_LATENCY = Metric("tierkv_tier_read_latency_seconds", "gauge", "Measured latency of a tier's reads", ("tier",))
 READ_SPEED = Metric("tierkv_tier_read_bytes_per_second", "gauge", "Measured bandwidth of a tier's reads", ("tier",))
@@ -139,8 +161,30 @@ TIER_ROOM = Metric(
     "Bytes that a tier may hold: its capacity, or less while its backend reports that it is full",
     ("tier",),
 )
-GAUGES = (TIER_USABLE, TIER_WRITABLE, TIER_ROOM, READ_LATENCY, READ_SPEED, PREFILL_SPEED)
-"""Speeds that decide whether loading is worthwhile. Each appears when its value is known."""
+TIER_BREAKER = Metric(
+    "tierkv_tier_breaker_state",
+    "gauge",
+    "0 while a tier is in service, 1 while a trial is under way, 2 while it is out of service",
+    ("tier",),
+)
+TIER_CHUNKS = Metric("tierkv_tier_chunks", "gauge", "Chunks that a tier holds, where it has an index", ("tier",))
+TIER_HELD = Metric("tierkv_tier_held_bytes", "gauge", "Bytes that a tier holds, where it has an index", ("tier",))
+TIER_CAPACITY = Metric("tierkv_tier_capacity_bytes", "gauge", "Configured capacity of a tier", ("tier",))
+TIER_WAITING = Metric(
+    "tierkv_tier_waiting_chunks", "gauge", "Chunks of the host tier that wait to be written to a tier", ("tier",)
+)
+TIER_QUEUED = Metric("tierkv_tier_queued_ops", "gauge", "Operations that wait for a call to the backend", ("tier",))
+TIER_QUEUE_AGE = Metric(
+    "tierkv_tier_queue_age_seconds", "gauge", "Seconds for which the oldest of these operations has waited", ("tier",)
+)
+TIER_RUNNING = Metric("tierkv_tier_running_ops", "gauge", "Operations in a call to the backend", ("tier",))
+GAUGES = (
+    *(TIER_USABLE, TIER_WRITABLE, TIER_BREAKER),
+    *(TIER_CHUNKS, TIER_HELD, TIER_ROOM, TIER_CAPACITY),
+    *(TIER_WAITING, TIER_QUEUED, TIER_QUEUE_AGE, TIER_RUNNING),
+    *(READ_LATENCY, READ_SPEED, PREFILL_SPEED),
+)
+"""State of the tiers, and speeds that decide whether loading is worthwhile. Each is exported once it is known."""
 
 
 def counters() -> list[Metric]:

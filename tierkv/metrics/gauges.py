@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tierkv.metrics.definitions import (
-    PREFILL_SPEED,
-    READ_LATENCY,
-    READ_SPEED,
-    TIER_ROOM,
-    TIER_USABLE,
-    TIER_WRITABLE,
-    Metric,
-)
+from tierkv.metrics import definitions as names
+from tierkv.metrics.definitions import Metric
 from tierkv.metrics.watched import Watched
 
 
@@ -29,15 +22,33 @@ class Gauge(NamedTuple):
 
 
 def gauges(stack: Watched) -> Iterator[Gauge]:
-    """Yield the health and the room of each tier, and the speeds that are known."""
-    for tier, health in stack.tiers.health().items():
-        yield Gauge(TIER_USABLE, (tier,), float(health.usable))
-        yield Gauge(TIER_WRITABLE, (tier,), float(health.writable))
-    for tier, room_bytes in stack.tiers.room().items():
-        yield Gauge(TIER_ROOM, (tier,), float(room_bytes))
+    """Yield the health, the content and the load of each tier, and the speeds that are known."""
+    yield from _state_gauges(stack)
+    yield from _content_gauges(stack)
     for tier, speeds in stack.tiers.speeds().items():
-        for metric, field in ((READ_LATENCY, "latency_s"), (READ_SPEED, "bytes_per_s")):
+        for metric, field in ((names.READ_LATENCY, "latency_s"), (names.READ_SPEED, "bytes_per_s")):
             if field in speeds:
                 yield Gauge(metric, (tier,), speeds[field])
     if stack.metrics.prefill_tokens_per_s is not None:
-        yield Gauge(PREFILL_SPEED, (), stack.metrics.prefill_tokens_per_s)
+        yield Gauge(names.PREFILL_SPEED, (), stack.metrics.prefill_tokens_per_s)
+
+
+def _state_gauges(stack: Watched) -> Iterator[Gauge]:
+    for tier, health in stack.tiers.health().items():
+        yield Gauge(names.TIER_USABLE, (tier,), float(health.usable))
+        yield Gauge(names.TIER_WRITABLE, (tier,), float(health.writable))
+    for tier, load in stack.tiers.load().items():
+        yield Gauge(names.TIER_BREAKER, (tier,), float(load.breaker))
+        yield Gauge(names.TIER_QUEUED, (tier,), float(load.queued_ops))
+        yield Gauge(names.TIER_QUEUE_AGE, (tier,), load.queue_age_s)
+        yield Gauge(names.TIER_RUNNING, (tier,), float(load.running_ops))
+
+
+def _content_gauges(stack: Watched) -> Iterator[Gauge]:
+    metrics = (names.TIER_CHUNKS, names.TIER_HELD, names.TIER_CAPACITY, names.TIER_WAITING)
+    for tier, content in stack.tiers.content().items():
+        for metric, value in zip(metrics, content, strict=True):
+            if value is not None:
+                yield Gauge(metric, (tier,), float(value))
+    for tier, room_bytes in stack.tiers.room().items():
+        yield Gauge(names.TIER_ROOM, (tier,), float(room_bytes))

@@ -18,6 +18,32 @@ class TierCondition(NamedTuple):
     """Whether it is, and its last writes did not all fail."""
 
 
+class TierLoad(NamedTuple):
+    """Operations of one lower tier at one moment."""
+
+    queued_ops: int
+    """Operations that wait for a call to the backend."""
+    queue_age_s: float
+    """Seconds for which the oldest of them has waited."""
+    running_ops: int
+    """Operations that are in a call."""
+    breaker: int
+    """State of the breaker: 0 closed, 1 half open (a trial is under way), 2 open."""
+
+
+class TierContent(NamedTuple):
+    """Chunks of one tier at one moment."""
+
+    chunks: int | None
+    """Chunks that it holds; None for a tier without an index of its own."""
+    held_bytes: int | None
+    """Their bytes; None for such a tier."""
+    capacity_bytes: int | None
+    """Its configured capacity; None if it has none."""
+    waiting_chunks: int | None
+    """Chunks of the host tier that wait to be written to it; None for the host tier."""
+
+
 class WatchedTiers(Protocol):
     """The part of ``stack.tiers`` that exporters read."""
 
@@ -29,6 +55,12 @@ class WatchedTiers(Protocol):
 
     def health(self) -> Mapping[str, TierCondition]:
         """Return whether each lower tier is in service and can be written."""
+
+    def load(self) -> Mapping[str, TierLoad]:
+        """Return the operations of each lower tier that wait and run."""
+
+    def content(self) -> Mapping[str, TierContent]:
+        """Return the chunks of each tier, the host tier first."""
 
     def room(self) -> Mapping[str, int]:
         """Return the bytes that each lower tier may hold, where there is a bound."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from tierkv.scheduler.jobs.block_tables import RequestTables
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.requests.record import RequestRecord
-from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.scheduler.requests.rules import check_hashes, refused
 from tierkv.scheduler.store.plans import StorePlan
 from tierkv.scheduler.store.stores import Stores
@@ -34,14 +34,14 @@ class RunningRequests:
         stores: Stores,
         plan: StorePlan,
         prefill: PrefillRate,
-        close_lookup: Callable[[RequestRecord], None],
+        start: Callable[[RequestRecord, int], None],
     ) -> None:
         self._records = records
         self._tables = tables
         self._stores = stores
         self._plan = plan
         self._prefill = prefill
-        self._close_lookup = close_lookup
+        self._start = start
         self.resets = 0
 
     def advance(self, request_id: str, num_computed_tokens: int, num_scheduled_tokens: int) -> bool:
@@ -110,8 +110,7 @@ class RunningRequests:
     def _update(self, record: RequestRecord, entry: ScheduledRequest) -> set[int]:
         record.note_resets(self.resets)
         if record.state is not RequestState.RUNNING:
-            self._close_lookup(record)
-            record.apply(RequestEvent.SCHEDULED)
+            self._start(record, entry.num_computed_tokens)
         if entry.num_computed_tokens < record.request.num_prompt_tokens:
             self._prefill.step_computes(entry.num_scheduled_tokens)
         jobs = self._tables.update_table(record, entry)

@@ -34,7 +34,6 @@ from tierkv.scheduler.running import RunningRequests
 from tierkv.scheduler.store.plans import make_store_plan
 from tierkv.scheduler.store.stores import Stores
 from tierkv.types.account import RequestAccount
-from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import NO_REQUEST, ConnectorMeta, WorkerOutput
@@ -85,7 +84,7 @@ class OffloadScheduler:
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = RequestTables(geometry, self._fences, self._plan.on_overwritten)
         self._running = RunningRequests(
-            self._records, self._tables, self._stores, self._plan, self._prefill, self._close_lookup
+            self._records, self._tables, self._stores, self._plan, self._prefill, self._start
         )
         self.advance = self._running.advance
         self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, in_flight, self._accounting)
@@ -214,8 +213,7 @@ class OffloadScheduler:
         if num_external_tokens <= 0:
             if record.state is not RequestState.RUNNING:  # RUNNING: the engine repeats the call after the load
                 self._ahead.allocated(record, self._tables.num_blocks)
-                self._close_lookup(record)
-                record.apply(RequestEvent.SCHEDULED)
+                self._start(record, record.computed_tokens)
             return
         self._ahead.allocated(record, self._tables.num_blocks)
         plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
@@ -228,6 +226,12 @@ class OffloadScheduler:
         self._manager.passages.release(record.ctx.request_id)
         self._lookups.close_lookup(record)
         self._accounting.note_answered(record.stats, self._lookups.now_s, tier_s)
+
+    def _start(self, record: RequestRecord, computed_tokens: int) -> None:
+        """Let a request run without a load, after ``computed_tokens`` that the engine has."""
+        self._close_lookup(record)
+        self._accounting.note_start(record.request.num_tokens, computed_tokens)
+        record.apply(RequestEvent.SCHEDULED)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
         """End a request, for whatever reason.
@@ -348,10 +352,6 @@ class OffloadScheduler:
         self._completions.end_stores(whole=True)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
-
-    def take_events(self) -> list[CacheEvent]:
-        """Chunks that became available or were removed since the previous call."""
-        return self._manager.take_events()
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
         """Forget all chunks of the host tier, or of all tiers; between steps only.

@@ -82,7 +82,7 @@ class Stack:
         self.workers = wiring.workers
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
-        self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes)
+        self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
         self.events = core.events
         self.metrics = StackMetrics(
             wiring.counters, stats, wiring.dispatcher, wiring.changes, lambda: scheduler.prefill_tokens_per_s

@@ -98,7 +98,7 @@ class StagedStack:
         core = StackCore(wiring, self._begin_scheduling, self._check, NoJournal(), clock, sleep)
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
-        self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes)
+        self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
         self.events = core.events
         self.metrics = StackMetrics(wiring.counters, StackStats(), wiring.dispatcher, wiring.changes, lambda: None)
         self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import inspect
 import math
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeVar, cast
@@ -105,6 +106,9 @@ class Tier:
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _BlockingVerbs(cast("Backend", backend))
+        self.quarantined = 0
+        """Damaged frames that the backend was asked to set aside."""
+        self._quarantine_lock = threading.Lock()  # guards the number above
         self._arena = arena
         self._read_buffers = ReadBuffers(arena.slot_bytes) if own_buffers else None
         self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, rules, geometry)
@@ -244,6 +248,8 @@ class Tier:
         if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
             with contextlib.suppress(Exception):  # optional: the chunk is a miss and will be deleted in any case
                 self.backend.quarantine(key, reason)
+                with self._quarantine_lock:
+                    self.quarantined += 1
 
     async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef], ranks: Iterable[int]) -> list[KeyResult]:
         key_results: dict[int, KeyResult] = {}

@@ -183,7 +183,7 @@ def test_s101_a_finished_request_keeps_its_payload() -> None:
     request.all_token_ids.clear()
     core.report(job)
     assert not core.scheduler._records
-    events = core.block_events.describe(core.scheduler.take_events())
+    events = core.block_events.describe(core.manager.take_events())
     core.block_events.finish_ended_stores()
     payloads = {event.token_ids for event in events if isinstance(event, BlockStored)}
     assert payloads == {tuple(tokens[:4]), tuple(tokens[4:])}
@@ -226,7 +226,7 @@ def test_s102_the_error_is_logged_once_and_costs_no_step() -> None:
     request.all_token_ids.clear()
     job = stored_in(core, request, 8)
     core.report(job)
-    (event, _) = core.block_events.describe(core.scheduler.take_events())
+    (event, _) = core.block_events.describe(core.manager.take_events())
     assert isinstance(event, BlockStored)
     assert event.token_ids == ()
     bench = Bench()
@@ -244,12 +244,12 @@ def test_s103_reset_empties() -> None:
     request = core.arrive(16)
     job = stored_in(core, request, 16)
     core.report(job)
-    core.block_events.describe(core.scheduler.take_events())
+    core.block_events.describe(core.manager.take_events())
     core.block_events.finish_ended_stores()
     assert len(core.block_events) == 4
     core.schedule(request, computed=16, scheduled=0, ids=[()], whole=False)
     core.scheduler.reset_cache()
-    assert core.block_events.describe(core.scheduler.take_events()) == [AllBlocksCleared("host")]
+    assert core.block_events.describe(core.manager.take_events()) == [AllBlocksCleared("host")]
     core.block_events.finish_ended_stores()
     core.block_events.forget_some(core.manager.budget.share())
     assert not len(core.block_events)
@@ -387,7 +387,7 @@ def test_a_failed_store_leaves_no_payload() -> None:
     job = stored_in(core, request, 8)
     assert len(core.block_events) == 2
     core.report(job, failed={job: frozenset(core.record(request).groups[0].keys)})
-    assert core.block_events.describe(core.scheduler.take_events()) == []
+    assert core.block_events.describe(core.manager.take_events()) == []
     core.block_events.finish_ended_stores()
     assert not len(core.block_events)
 
@@ -479,7 +479,7 @@ def test_g16_the_disk_tier_reports_what_it_lost() -> None:
         core.report(*(job.job_id for job in meta.stores))
         core.scheduler.request_finished(request, [[1, 2]])
         core.finish_all()
-        for event in core.block_events.describe(core.scheduler.take_events()):
+        for event in core.block_events.describe(core.manager.take_events()):
             if event.medium == "disk" and isinstance(event, BlockRemoved):
                 removed |= set(event.block_hashes)
             elif event.medium == "disk" and isinstance(event, BlockStored):
@@ -498,13 +498,13 @@ def test_g16_an_object_tier_reports_what_it_lost() -> None:
     core.scheduler.request_finished(request, [[1, 2]])
     core.finish_all()
     core.scheduler.reset_cache()
-    core.block_events.describe(core.scheduler.take_events())
+    core.block_events.describe(core.manager.take_events())
     core.block_events.finish_ended_stores()
     again = core.arrive(8, "b")
     assert core.ask(again) is None
     while ops := core.manager.take_ops():
         for op in ops:
             core.finish(op, OutcomeKind.CORRUPT if op.verb is Verb.READ else OutcomeKind.OK)
-    removed = [event for event in core.block_events.describe(core.scheduler.take_events())
+    removed = [event for event in core.block_events.describe(core.manager.take_events())
                if isinstance(event, BlockRemoved) and event.medium == "objects"]  # fmt: skip
     assert {block_hash for event in removed for block_hash in event.block_hashes} == set(request.block_hashes)

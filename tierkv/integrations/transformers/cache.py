@@ -23,6 +23,7 @@ from tierkv.integrations.transformers.layers import Model, ModelCache, check_eva
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 from tierkv.integrations.transformers.results import Prefix, PromptReport
 from tierkv.integrations.transformers.work import PromptWork
+from tierkv.metrics.serving import MetricsServer, serve_metrics
 from tierkv.stack.opening import open_stack
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineSpec
@@ -103,6 +104,14 @@ class TieredPrefixCache:
     def stack(self) -> Stack:
         """Stack of the cache, for its counters, its tiers and ``reset_cache``. To be used on the same thread."""
         return self._engine.stack
+
+    def serve_metrics(self, port: int = 0, *, address: str = "127.0.0.1") -> MetricsServer:
+        """Serve the metrics of the cache over HTTP, for Prometheus; see :func:`tierkv.serve_metrics`. Any thread.
+
+        Raises:
+            ConfigError: the address or the port cannot be used.
+        """
+        return serve_metrics(self.stack, port, address=address)
 
     # -- public methods ---------------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ class Loads:
         Raises:
             EngineProtocolError: a chunk is neither held nor readable; nothing was changed.
         """
-        end = record.computed_tokens + external_tokens
+        local_tokens = record.computed_tokens
+        end = local_tokens + external_tokens
         first = self._gathered_keys(record, plan)
         if len(first) < len(plan.keys):
             self._start_stream(record, plan, first, end)
@@ -109,6 +110,7 @@ class Loads:
                 record.stats, plan, record.sources(plan.keys, grant.sources), record.computed_tokens, end
             )
             self._send(record, plan.job(self._jobs.new_id(), record.ctx.request_id, grant.slots))
+        self._accounting.note_start(record.request.num_tokens, local_tokens, external_tokens)
         self._lookups.close_lookup(record)
         record.apply(RequestEvent.LOAD_STARTED)
         self._in_flight.started(record.ctx.request_id, plan.keys, self._lookups.now_s)
@@ -230,6 +232,7 @@ class Loads:
         if job.ends_load and stream.is_cut:
             self._counters.loads_given_up += 1
             self._counters.tokens_given_up += stream.void_tokens
+            self._counters.tokens_computed += stream.void_tokens
 
     def _send(self, record: RequestRecord, job: TransferJob) -> None:
         record.load_job = job.job_id

@@ -224,7 +224,6 @@ class Lookups:
     def report_arrival(self, record: RequestRecord, tokens: int) -> None:
         """Report a request to policies with its first answer: ``tokens`` beyond the computed ones."""
         record.has_arrived = True
-        self._counters.tokens_local += record.computed_tokens
         if self._manager.wants_observations:
             record.arrival = arrival_of(record, tokens, self.sources(record), self.now_s)
             self._manager.observe_request(record.arrival)

@@ -77,6 +77,13 @@ class Accounting:
             self._counters.deferred_tier_ms += round(tier_s * 1000)
             self._counters.deferred_queue_ms += round((waited_s - tier_s) * 1000)
 
+    def note_start(self, asked_tokens: int, local_tokens: int, loaded_tokens: int = 0) -> None:
+        """Count the tokens of a request that gets its blocks: those beyond the others must be computed."""
+        counters = self._counters
+        counters.tokens_asked += asked_tokens
+        counters.tokens_local += local_tokens
+        counters.tokens_computed += max(0, asked_tokens - local_tokens - loaded_tokens)
+
     def note_load(self, stats: RequestStats, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """Count a load of the tokens from ``start`` to ``end`` that begins."""
         if len(set(sources)) == 1:  # one tier, mostly the host: the tokens need not be split by chunk

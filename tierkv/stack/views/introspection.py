@@ -55,12 +55,13 @@ class StackIntrospection:
 
     def tiers(self) -> dict[str, TierSnapshot]:
         """State of each lower tier in service, in the order in which they are searched."""
+        states = self._dispatcher.states()
         return {
             tier.name: TierSnapshot(
                 tier.phase.usable,
                 tier.residency.used_bytes,
                 tier.residency.reserved_bytes,
-                self._dispatcher.pending_of(tier.index),
+                states[tier.index].in_flight,
             )
             for tier in self._manager.tiers
         }

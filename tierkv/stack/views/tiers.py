@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.manager import OffloadManager
-from tierkv.metrics.watched import TierCondition
+from tierkv.memory.arena import HostArena
+from tierkv.metrics.watched import TierCondition, TierContent, TierLoad
 from tierkv.policies.quotas import usage_by_tier
 from tierkv.stack.tier_lifecycle import TierChange, TierChanges
 
@@ -17,7 +18,8 @@ _T = TypeVar("_T")
 class StackTiers:
     """Lower tiers of one stack, as ``stack.tiers``. Engine's scheduler thread, unless a method says otherwise."""
 
-    def __init__(self, manager: OffloadManager, dispatcher: Dispatcher, changes: TierChanges) -> None:
+    def __init__(self, manager: OffloadManager, dispatcher: Dispatcher, changes: TierChanges, arena: HostArena) -> None:
+        self._slot_bytes, self._num_slots = arena.slot_bytes, arena.num_slots
         self._manager = manager
         self._dispatcher = dispatcher
         self._changes = changes
@@ -103,6 +105,32 @@ class StackTiers:
         """
         absent = dict.fromkeys(self._changes.absent, TierCondition(usable=False, writable=False))
         return absent | latest_by_name(self._changes, self._dispatcher.health())
+
+    def load(self) -> dict[str, TierLoad]:
+        """Operations that wait and run in each lower tier, and the state of its breaker. Any thread.
+
+        An operation that was cancelled while it waited counts until a call would have taken it.
+        """
+        states = latest_by_name(self._changes, self._dispatcher.states())
+        return {name: state.load() for name, state in states.items()}
+
+    def content(self) -> dict[str, TierContent]:
+        """Chunks and bytes that each tier holds, the host tier first, under the name ``host``. Any thread.
+
+        A chunk of the host tier counts as a whole slot. Chunks that are being evicted are left out.
+        """
+        (host, policy), *_ = self._manager.policies
+        chunks, size = len(policy), self._slot_bytes
+        contents = {host: TierContent(chunks, chunks * size, self._num_slots * size, None)}
+        for tier in tuple(self._manager.tiers):
+            is_known = tier.capabilities.authoritative_index
+            contents[tier.name] = TierContent(
+                len(tier.policy) if is_known else None,
+                tier.residency.used_bytes if is_known else None,
+                tier.limits.capacity_bytes,
+                len(tier.write_queue),
+            )
+        return contents
 
     def room(self) -> dict[str, int]:
         """Bytes that each lower tier may hold: its capacity, or less while its backend reports that it is full.

@@ -1,0 +1,73 @@
+"""Metrics of a stack over HTTP, for Prometheus: a server of its own, for programs that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from tierkv.errors import ConfigError
+from tierkv.metrics.prometheus import StackCollector
+from tierkv.metrics.watched import Watched
+
+
+class MetricsServer:
+    """HTTP server on a daemon thread. Made by :func:`serve_metrics`."""
+
+    url: str
+    """Address of the metrics."""
+    port: int
+    """Port that it listens on."""
+
+    def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
+        """Listen. Raises OSError if that is not possible."""
+        self._server, self._thread = start_http_server(port, address, registry)
+        self.port = self._server.server_port
+        host = f"[{address}]" if ":" in address else address
+        self.url = f"http://{host}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Stop to listen, and wait for the thread. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        """Return the running server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def serve_metrics(
+    stack: Watched, port: int = 0, *, address: str = "127.0.0.1", labels: Mapping[str, str] | None = None
+) -> MetricsServer:
+    """Serve the metrics of a stack over HTTP, on a thread of their own. Any thread; the engine never waits for it.
+
+    A server that exports metrics already registers a :class:`tierkv.metrics.prometheus.StackCollector` instead; vLLM
+    exports those of its stacks by itself.
+
+    Args:
+        stack: an open stack. Close the server when the stack is closed.
+        port: port to listen on; 0: a free one, see :attr:`MetricsServer.port`.
+        address: address to listen on. The default serves programs of this machine only, because every client is
+            answered; ``0.0.0.0`` serves every other machine as well.
+        labels: constant labels of every series.
+
+    Raises:
+        ConfigError: the address or the port cannot be used.
+    """
+    registry = CollectorRegistry()
+    registry.register(StackCollector(stack, labels))
+    try:
+        return MetricsServer(registry, address, port)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"the metrics cannot be served at {address}:{port}: {error}; use another port, or 0 for a free one"
+        ) from error
