@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from threading import Event
+from typing import Any
 
 import pytest
-from dispatch_bench import KEYS, dispatching
+from dispatch_bench import KEYS, dispatching, wait_for
 from tier_bench import Bench, compressible
 
+from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
 from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
@@ -69,6 +73,41 @@ def test_one_trial_at_a_time(bench: Bench) -> None:
         dispatch.clock.advance(10.0)
         outcomes = dispatch.wait(*[dispatch.write(number, number) for number in range(4)])
         assert sorted(map(str, outcomes)) == sorted(map(str, [FAILED, REFUSED, REFUSED, REFUSED]))
+
+
+def test_a_trial_that_waits_too_long_is_followed_by_another(bench: Bench, gate: Event) -> None:
+    """A trial misses its deadline behind reads, which are answered: the tier stays in service, and a later write is
+    the next trial. Without an end of the first one, no write would be accepted any more."""
+    second, begun = Event(), list[object]()
+
+    def waits(batch: Any, inner: Callable[[Any], Any]) -> object:
+        begun.append(batch)
+        (gate if len(begun) == 1 else second).wait()
+        return inner(batch)
+
+    tier = bench.tier(capabilities=Capabilities(preferred_concurrency=1))
+    with dispatching(bench, tier, limits=LIMITS) as dispatch:
+        rule = bench.backend.add("write", faults.raise_error(lambda: OSError("read-only")))
+        for _ in range(3):
+            assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+            dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
+        bench.backend.rules.remove(rule)
+        bench.backend.add("read_into", waits)
+        dispatch.clock.advance(10.0)
+        reads = [dispatch.submit(Verb.READ, [number], [number], deadline_s=1e6) for number in (2, 3)]
+        trial = dispatch.write(1, 1, deadline_s=5.0)
+        wait_for(lambda: len(begun) == 1, "the first read")
+        dispatch.clock.advance(3.0)
+        gate.set()
+        dispatch.wait(reads[0])
+        wait_for(lambda: len(begun) == 2, "the second read")
+        dispatch.clock.advance(2.0)
+        assert dispatch.wait(trial) == [[OutcomeKind.TIMED_OUT]]
+        second.set()
+        dispatch.wait(reads[1])
+        assert dispatch.health() == []
+        dispatch.clock.advance(10.0)
+        assert dispatch.wait(dispatch.write(1, 1)) == [OK]
 
 
 def test_a_tier_that_leaves_and_returns_is_logged_once_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

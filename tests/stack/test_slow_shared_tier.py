@@ -133,3 +133,24 @@ def test_a_hanging_thread_costs_no_chunk(tmp_path: Path) -> None:
     slow.hanging.clear()
     slow.executor.release("tierkv-slow-7")
     assert slow.stack.close(timeout_s=30.0)
+
+
+def test_a_long_forward_pass_makes_no_probe_late(tmp_path: Path) -> None:
+    """A prompt that the tier has is computed again. Its store ends in a step that is longer than the deadline of a
+    probe. The tier is asked for its chunks then: the deadline counts from there, and no chunk is written twice."""
+    prompt = Prompt(1, 20)
+    slow = SlowTier(tmp_path, probe_deadline_s=1.0, presence_ttl_s=1.0)
+    slow.store(prompt)
+    slow.step_until(lambda: not slow.stack.introspection.stack().has_pending_changes, "the writes")
+    slow.stack.reset_cache()
+    slow.executor.run_until(slow.executor.clock.now_s + 5.0)
+    request = slow.arrive(prompt)
+    slow.allocate(request, 0)
+    slow.step(StepOutput((slow.schedule(request, 0),)), lambda: slow.compute(request, 0))
+    slow.step(forward=lambda: slow.executor.run_until(slow.executor.clock.now_s + 3.0))
+    slow.end(request)
+    for _ in range(50):
+        slow.step()
+    counters = slow.stack.metrics.counters
+    assert (counters.cascades["slow"], counters.writes_skipped["slow"]) == (20, 20)
+    assert slow.stack.close(timeout_s=30.0)

@@ -103,6 +103,10 @@ class StackCore:
         self.in_step = False
         self.submit_ops()
 
+    def update_time(self) -> None:
+        """Update the manager's time between steps: a step may be long, and operations that begin now have deadlines."""
+        self._manager.set_time(self._clock())
+
     def submit_ops(self) -> None:
         """Submit the manager's instructions to dispatch, and forward events. Also between steps."""
         for op in self._manager.take_ops():

@@ -216,6 +216,8 @@ class Stack:
             self._stats.transferred(output.transfers)
         if self._rank_reports is not None and not output.is_empty:
             output = self._rank_reports.merge_output(output)
+        if not output.is_empty:
+            self._core.update_time()
         report = self._scheduler.update_connector_output(output)
         if self._pending_report is not None:
             report, self._pending_report = _joined(self._pending_report, report), None

@@ -229,7 +229,7 @@ class StagedStack:
         """End the request's load of these chunks, after all workers did. A load from before a reset is ignored."""
         job = self._jobs.end_load(request_id, keys)
         if job is not None:
-            self._update_time()
+            self._core.update_time()
             self._manager.complete_load(job.slots)
             self._core.submit_ops()
 
@@ -252,7 +252,7 @@ class StagedStack:
             return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
         group_of, end_of = {key: self._group_of(key) for key in wanted}, dict(chunks)
         offered = [(key, end_of[key]) for key in wanted]
-        self._update_time()
+        self._core.update_time()
         number = self._flags.allocate(is_store=True)
         if number == NO_FLAG:
             self._counters.stores_refused += 1
@@ -281,7 +281,7 @@ class StagedStack:
         """
         jobs = self._jobs.end_stores(keys)
         if jobs:
-            self._update_time()
+            self._core.update_time()
         for job in jobs:
             self._end_store(job, self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys))
         if jobs:
@@ -336,10 +336,6 @@ class StagedStack:
     def has_pending_work(self) -> bool:
         """Whether the engine should keep stepping: transfers or changes of tiers are pending."""
         return self._jobs.in_flight or self._core.wiring.changes.pending
-
-    def _update_time(self) -> None:
-        """Update the manager's time between steps: a step may be long, and operations that begin now have deadlines."""
-        self._manager.set_time(self._clock())
 
     # -- step loop ---------------------------------------------------------------------------------------------------
 

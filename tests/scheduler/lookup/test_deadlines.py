@@ -12,7 +12,7 @@ from tierkv.config.schema import LookupConfig
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth
 from tierkv.types.transfers import TransferJob
 
 DEADLINE_S = SchedulerLimits().lookup_deadline_s
@@ -285,6 +285,22 @@ def test_the_time_of_a_turn_begins_with_it() -> None:
     assert core.ask(younger) is None, "its turn has just begun"
     core.begin(3 * DEADLINE_S)
     assert core.ask(younger) == 0, "stores use all slots, and nothing has moved since"
+
+
+def test_a_tier_that_goes_on_makes_no_request_late() -> None:
+    """Stores use all slots, and a tier writes them: the deadline counts from its latest sign of life."""
+    core = make_core(tiers=[disk()], slots=8, reserved=8)
+    request = core.arrive(range(100, 132))
+    busy = core.truth.keys(core.request(range(500, 532)))
+    core.manager.prepare_store([(key, 0) for key in busy], RequestContext("unknown"))
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    core.begin(DEADLINE_S - 1)
+    core.manager.on_completion(TierHealth(0, usable=True))
+    core.begin(2 * DEADLINE_S - 1.5)
+    assert core.ask(request) is None
+    core.begin(2 * DEADLINE_S - 1)
+    assert core.ask(request) == 0
 
 
 def test_a_paused_search_after_a_loss_goes_on() -> None:

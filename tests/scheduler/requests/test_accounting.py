@@ -96,6 +96,22 @@ def test_local_tokens_stored_tokens_and_waiting() -> None:
     assert (core.counters.deferred_tier_ms, core.counters.deferred_queue_ms) == (500, 250)
 
 
+def test_an_answer_to_another_request_is_not_waited_for() -> None:
+    """A request that the engine leaves out has its answer early. Later answers to others are not its time."""
+    core = make_core(tiers=[objects()])
+    first, second = core.arrive(16, "first"), core.arrive(range(100, 116), "second")
+    assert core.ask(first) is None
+    core.begin(0.25)
+    core.finish_all(OutcomeKind.ABSENT)
+    assert core.ask(second) is None
+    core.begin(1.0)
+    core.finish_all(OutcomeKind.ABSENT)
+    assert (core.ask(first), core.ask(second)) == (0, 0)
+    assert [(account(core, one).deferred_tier_s, account(core, one).deferred_s) for one in (first, second)] == [
+        (0.25, 1.0), (0.75, 0.75),
+    ]  # fmt: skip
+
+
 def test_a_deferral_ends_when_the_engine_continues() -> None:
     """The engine continued without an answer: the time waited is kept, and no longer grows."""
     core = make_core(tiers=[objects()])

@@ -38,6 +38,11 @@ class PresenceCache:
             return None
         return bool(self._present[row])
 
+    def answered_s(self, key: Key) -> float:
+        """Time at which the tier answered about the chunk; minus infinity if no answer is kept."""
+        row = self._order.find(key)
+        return -math.inf if row is None else self._answered[row]
+
     def put(self, key: Key, until: float, *, present: bool, answered: float = -math.inf) -> None:
         """Keep an answer until a time in seconds on the stack's clock. answered: time at which the tier gave it."""
         self.any = True

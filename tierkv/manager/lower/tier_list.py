@@ -109,6 +109,10 @@ class TierList:
             return found[0]
         return list(map(min, *found)) if found else [NOWHERE] * len(keys)
 
+    def answered_s(self, key: Key) -> float:
+        """Time of the latest answer of a shared tier about ``key``; minus infinity if none is remembered."""
+        return max([tier.presence_cache.answered_s(key) for tier in self], default=-math.inf)
+
     def presence(
         self, key: Key, now: float, allowed: Collection[str] | None = None, since: float = math.inf
     ) -> LookupResult:

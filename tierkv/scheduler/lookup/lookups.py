@@ -111,6 +111,7 @@ class Lookups:
             elif record.state is RequestState.ASKING and not late and self._is_still_open(record):
                 return self._defer(record, None)
         else:
+            self._note_tier_answered(record)
             lookup.forget_found()
         self._note_tier_answered(record)
         lookup.question, lookup.searched_version = question, self._manager.version
@@ -326,10 +327,11 @@ class Lookups:
     # -- time spent waiting for tiers --------------------------------------------------------------------------------
 
     def _note_tier_answered(self, record: RequestRecord) -> None:
-        """Count the time for which a tier was asked: until its latest answer, or until now if there was none."""
-        lookup = record.lookup
+        """Count the time for which a tier was asked: until its answer, or until now if there was none."""
+        lookup, manager = record.lookup, self._manager
         if lookup.asked_tier_s is not None:
-            answered_s = self._manager.step.probed_s
+            last = next(reversed(lookup.known), None)  # not an answer to others, after its own
+            answered_s = manager.step.probed_s if last is None else manager.tiers.answered_s(last)
             ended_s = answered_s if answered_s >= lookup.asked_tier_s else self.now_s
             lookup.tier_s += ended_s - lookup.asked_tier_s
             lookup.asked_tier_s = None
