@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import pytest
-
+from simulation.breaks.registry import Patch, breaks
+from simulation.checks.checks import CAPACITY, DURABLE, LEFTOVERS
+from simulation.checks.evictions import WAITING
+from simulation.checks.exception_guard import FATAL, INSIDE
+from simulation.checks.monitor import EVENTS, JOBS, OFFERS, RESET, SLOTS
+from simulation.checks.service import PROGRESS
+from simulation.engine.kv_memory import WRONG_BYTES
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.event_log import EventLog
@@ -36,51 +40,27 @@ from tierkv.types.tier_ops import OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef, TransferJob
 from tierkv.worker.worker import Worker
 
-Patch = pytest.MonkeyPatch
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
-    """Broken promise. scenario: in which it is sought. seeds: number of seeds within which it must be found."""
-
-    name: str
-    apply: Callable[[Patch], None]
-    scenario: str
-    seeds: int
-
-
-BREAKS: list[Break] = []
-
-
-def breaks(scenario: str, seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Register a break."""
-
-    def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BREAKS.append(Break(apply.__name__, apply, scenario, seeds))
-        return apply
-
-    return register
-
+__all__: list[str] = []  # the registry has all breaks
 
 # -- fences and slots ------------------------------------------------------------------------------------------------
 
 
-@breaks("churn", 20)
+@breaks("churn", WRONG_BYTES)
 def fences_are_not_looked_at(patch: Patch) -> None:
     patch.setattr(Fences, "jobs_fencing", lambda self, block_ids: set())
 
 
-@breaks("churn", 20)
+@breaks("churn", INSIDE)
 def preemption_does_not_flush(patch: Patch) -> None:
     patch.setattr(OffloadScheduler, "_job_ids", staticmethod(lambda record: ()))
 
 
-@breaks("churn", 20)
+@breaks("churn", WRONG_BYTES)
 def the_worker_does_not_wait_for_flushes(patch: Patch) -> None:
     patch.setattr(Worker, "wait", lambda self, job_ids: None)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", WRONG_BYTES)
 def stores_run_before_the_forward_pass(patch: Patch) -> None:
     start = Worker.start_step
 
@@ -94,7 +74,7 @@ def stores_run_before_the_forward_pass(patch: Patch) -> None:
     patch.setattr(Worker, "queue_stores", lambda self, meta: None)
 
 
-@breaks("hung", 20)
+@breaks("hung", SLOTS)
 def a_slot_in_use_is_reused(patch: Patch) -> None:
     drop = HostTier.drop
 
@@ -107,7 +87,7 @@ def a_slot_in_use_is_reused(patch: Patch) -> None:
     patch.setattr(HostTier, "validate", lambda self: None)
 
 
-@breaks("hung", 20)
+@breaks("hung", SLOTS)
 def a_late_read_gives_its_slot_back(patch: Patch) -> None:
     late = InFlightOps._announce_late
 
@@ -122,7 +102,7 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
     patch.setattr(InFlightOps, "_announce_late", forgetful)
 
 
-@breaks("hung", 20)
+@breaks("hung", INSIDE)
 def generations_are_ignored(patch: Patch) -> None:
     def leased(self: SlotTable, refs: Sequence[SlotRef]) -> list[int]:
         return [slot for slot, _ in refs if self.states[slot]]
@@ -143,7 +123,7 @@ def generations_are_ignored(patch: Patch) -> None:
     patch.setattr(HostTier, "validate", lambda self: None)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", INSIDE)
 def eviction_takes_what_is_held(patch: Patch) -> None:
     evict = LruPolicy.evict
     patch.setattr(LruPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
@@ -154,13 +134,13 @@ def eviction_takes_what_is_held(patch: Patch) -> None:
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-@breaks("liars", 20)
+@breaks("liars", WRONG_BYTES)
 def checksums_are_not_compared(patch: Patch) -> None:
     init = FrameSealer.__init__
     patch.setattr(FrameSealer, "__init__", lambda self, namespace, *, verify=True: init(self, namespace, verify=False))
 
 
-@breaks("liars", 20)
+@breaks("liars", WRONG_BYTES)
 def frames_are_not_asked_for_their_key(patch: Patch) -> None:
     check_frame = FrameSealer.check_frame
 
@@ -171,12 +151,12 @@ def frames_are_not_asked_for_their_key(patch: Patch) -> None:
     patch.setattr(FrameSealer, "check_frame", trusting)
 
 
-@breaks("restarts", 20)
+@breaks("restarts", WRONG_BYTES)
 def all_weights_share_a_namespace(patch: Patch) -> None:
     patch.setattr(Namespace, "fingerprint", lambda self: b"0123456789abcdef")
 
 
-@breaks("liars", 20)
+@breaks("liars", WRONG_BYTES)
 def a_failed_read_becomes_readable(patch: Patch) -> None:
     failed = HostTier.failed
 
@@ -188,12 +168,12 @@ def a_failed_read_becomes_readable(patch: Patch) -> None:
     patch.setattr(HostTier, "failed", hopeful)
 
 
-@breaks("mixed", 60)
+@breaks("mixed", WRONG_BYTES)
 def failed_loads_are_not_reported(patch: Patch) -> None:
     patch.setattr(CompletionHandler, "_invalid_blocks", lambda self, status: set())
 
 
-@breaks("resets", 20)
+@breaks("resets", RESET)
 def a_reset_leaves_loads_valid(patch: Patch) -> None:
     patch.setattr(JobTable, "mark_stale", lambda self: None)
 
@@ -201,7 +181,7 @@ def a_reset_leaves_loads_valid(patch: Patch) -> None:
 # -- completions, deadlines, progress --------------------------------------------------------------------------------
 
 
-@breaks("flapping", 20)
+@breaks("flapping", PROGRESS)
 def some_completions_are_lost(patch: Patch) -> None:
     finish = Dispatcher._finish
     count = [0]
@@ -216,12 +196,12 @@ def some_completions_are_lost(patch: Patch) -> None:
     patch.setattr(Dispatcher, "_finish", lossy)
 
 
-@breaks("flapping", 20)
+@breaks("flapping", PROGRESS)
 def a_breaker_never_closes(patch: Patch) -> None:
     patch.setattr("tierkv.dispatch.breaker.Breaker.trial_is_due", lambda self, now_s: False)
 
 
-@breaks("flapping", 20)
+@breaks("flapping", FATAL)
 def an_error_of_a_backend_reaches_the_engine(patch: Patch) -> None:
     submit = Dispatcher.submit
 
@@ -236,13 +216,13 @@ def an_error_of_a_backend_reaches_the_engine(patch: Patch) -> None:
     patch.setattr(Dispatcher, "submit", direct)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", JOBS)
 def a_job_is_reported_twice(patch: Patch) -> None:
     report = JobTable.report_job
     patch.setattr(JobTable, "report_job", lambda self, job_id, count, failed: report(self, job_id, 2 * count, failed))
 
 
-@breaks("churn", 20)
+@breaks("churn", PROGRESS)
 def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
     patch.setattr(OffloadScheduler, "_close_lookup", lambda self, record: self._lookups.close_lookup(record))
 
@@ -250,7 +230,7 @@ def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
 # -- loads -----------------------------------------------------------------------------------------------------------
 
 
-@breaks("churn", 40)
+@breaks("churn", WRONG_BYTES)
 def the_blocks_of_an_aborted_load_are_not_fenced(patch: Patch) -> None:
     put = Fences.fence_blocks
 
@@ -261,7 +241,7 @@ def the_blocks_of_an_aborted_load_are_not_fenced(patch: Patch) -> None:
     patch.setattr(Fences, "fence_blocks", careless)
 
 
-@breaks("churn", 20)
+@breaks("churn", PROGRESS)
 def what_is_being_loaded_is_not_held(patch: Patch) -> None:
     prepare = OffloadManager.prepare_load
 
@@ -277,7 +257,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
     patch.setattr(OffloadManager, "complete_load", complete)
 
 
-@breaks("returning", 20)
+@breaks("returning", OFFERS)
 def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
     """The search asks for one chunk too few of each window."""
     needs = SearchGroup.needs
@@ -289,7 +269,7 @@ def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
     patch.setattr(SearchGroup, "needs", short)
 
 
-@breaks("returning", 20)
+@breaks("returning", WRONG_BYTES)
 def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
     """Every chunk with a slot in the host tier counts as readable after the deadline."""
     longest = Lookups._longest_hit
@@ -305,12 +285,12 @@ def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
     patch.setattr(Passage, "granted_ready", lambda self: set(self.granted()))
 
 
-@breaks("returning", 20)
+@breaks("returning", PROGRESS)
 def ended_loads_are_waited_for(patch: Patch) -> None:
     patch.setattr(LoadsInFlight, "ended", lambda self, owner, keys: None)
 
 
-@breaks("returning", 20)
+@breaks("returning", WRONG_BYTES)
 def a_load_that_failed_on_one_worker_counts_as_whole(patch: Patch) -> None:
     report = JobTable.report_job
 
@@ -324,7 +304,7 @@ def a_load_that_failed_on_one_worker_counts_as_whole(patch: Patch) -> None:
 # -- accounts and events ---------------------------------------------------------------------------------------------
 
 
-@breaks("mixed", 20)
+@breaks("mixed", EVENTS)
 def evictions_are_not_reported(patch: Patch) -> None:
     extend = EventLog.extend
 
@@ -335,7 +315,7 @@ def evictions_are_not_reported(patch: Patch) -> None:
     patch.setattr(EventLog, "extend", silent)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", EVENTS)
 def deletions_below_are_not_reported(patch: Patch) -> None:
     extend = EventLog.extend
 
@@ -346,14 +326,14 @@ def deletions_below_are_not_reported(patch: Patch) -> None:
     patch.setattr(EventLog, "extend", silent)
 
 
-@breaks("calm", 20)
+@breaks("calm", CAPACITY)
 def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
     has_room = Residency.has_room
     patch.setattr(Residency, "has_room", lambda self, size: has_room(self, 0))
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
-@breaks("cramped", 20)
+@breaks("cramped", CAPACITY)
 def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
     def has_room(self: Residency, size: int) -> bool:
         capacity = self.capacity_bytes
@@ -363,7 +343,7 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
-@breaks("rotten", 40)
+@breaks("rotten", DURABLE)
 def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     def wants(self: LowerTier, key: Any, now: float) -> bool:
         flags = self.residency.rows.flags_of(key)
@@ -375,7 +355,7 @@ def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
-@breaks("flapping", 20)
+@breaks("flapping", DURABLE)
 def a_failed_write_counts_as_stored(patch: Patch) -> None:
     ended = InFlightOps._write_ended
 
@@ -387,7 +367,7 @@ def a_failed_write_counts_as_stored(patch: Patch) -> None:
     patch.setattr(InFlightOps, "_write_ended", hopeful)
 
 
-@breaks("demotions", 20)
+@breaks("demotions", INSIDE)
 def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
     end_demotions = HostTier.end_demotions
 
@@ -401,17 +381,17 @@ def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
     patch.setattr(HostTier, "validate", lambda self: None)
 
 
-@breaks("demotions", 20)
+@breaks("demotions", INSIDE)
 def a_requested_chunk_is_evicted(patch: Patch) -> None:
     patch.setattr(HostTier, "cancel_demotions", lambda self, slots: None)
 
 
-@breaks("cramped", 20)
+@breaks("cramped", WAITING)
 def nobody_is_sheltered(patch: Patch) -> None:
     patch.setattr(DirtyPins, "pin", lambda self: None)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", LEFTOVERS)
 def the_shelter_forgets_who_it_holds(patch: Patch) -> None:
     begin_writes = DirtyPins.begin_writes
 
@@ -424,7 +404,7 @@ def the_shelter_forgets_who_it_holds(patch: Patch) -> None:
     patch.setattr(DirtyPins, "begin_writes", forgetful)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", LEFTOVERS)
 def stores_leak_their_hold(patch: Patch) -> None:
     complete = OffloadManager.complete_store
 
@@ -438,10 +418,7 @@ def stores_leak_their_hold(patch: Patch) -> None:
     patch.setattr(OffloadManager, "complete_store", leaky)
 
 
-@breaks("mixed", 20)
+@breaks("mixed", WRONG_BYTES)
 def more_is_stored_than_was_computed(patch: Patch) -> None:
     storable = Stores.storable_tokens
     patch.setattr(Stores, "storable_tokens", lambda self, record, tokens: storable(self, record, tokens + 4))
-
-
-__all__ = ["BREAKS", "Break", "breaks"]

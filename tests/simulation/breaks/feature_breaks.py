@@ -1,7 +1,5 @@
 """More promises broken on purpose: tiers that come and go, resets of all tiers, tenants, what is installed, loads
 that stream.
-
-Importing this module adds them to :data:`~simulation.breaks.core_breaks.BREAKS`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from simulation.breaks.core_breaks import BREAKS, Break, breaks
+from simulation.breaks.registry import Patch, breaks
+from simulation.checks.checks import DURABLE
+from simulation.checks.exception_guard import INSIDE
+from simulation.checks.monitor import CONCEALED, EVENTS, JOBS, RESET
+from simulation.checks.quotas import QUOTAS
+from simulation.checks.service import PROGRESS
+from simulation.engine.kv_memory import WRONG_BYTES
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.tier_state import UnlistedTiers
 from tierkv.manager.host.chunk import Evicted
@@ -31,14 +35,12 @@ from tierkv.tiers.framing import Framer
 from tierkv.types.keys import make_scope
 from tierkv.types.transfers import TransferJob
 
-Patch = pytest.MonkeyPatch
-
-__all__ = ["BREAKS", "Break"]
+__all__: list[str] = []  # the registry has all breaks
 
 # -- tiers that come and go ------------------------------------------------------------------------------------------
 
 
-@breaks("changes", 20)
+@breaks("changes", PROGRESS)
 def a_detached_tier_still_answers(patch: Patch) -> None:
     """The tier stays in the list that lookups and writes use."""
 
@@ -49,7 +51,7 @@ def a_detached_tier_still_answers(patch: Patch) -> None:
     patch.setattr(TierIO, "detach", detach)
 
 
-@breaks("changes", 20)
+@breaks("changes", PROGRESS)
 def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
     finish = Dispatcher._finish
 
@@ -62,22 +64,22 @@ def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
     patch.setattr(Dispatcher, "_finish", lossy)
 
 
-@breaks("changes", 20)
+@breaks("changes", PROGRESS)
 def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
     patch.setattr("tierkv.dispatch.tier_state.TierState.has_detached", property(lambda self: self.close_began))
 
 
-@breaks("changes", 20)
+@breaks("changes", PROGRESS)
 def a_detached_tier_is_never_closed(patch: Patch) -> None:
     patch.setattr(Dispatcher, "_close_backend", staticmethod(lambda state: setattr(state, "close_began", True)))
 
 
-@breaks("changes", 20)
+@breaks("changes", DURABLE)
 def an_attached_tier_forgets_what_it_held(patch: Patch) -> None:
-    patch.setattr(TierChanges, "_scan", lambda self, tier, timeout_s: [])
+    patch.setattr(TierChanges, "_scan", lambda self, tier, timeout_s: ((), ()))
 
 
-@breaks("changes", 20)
+@breaks("changes", EVENTS)
 def deletions_in_a_detached_tier_are_reported(patch: Patch) -> None:
     patch.setattr(LowerTier, "emits_events", property(lambda self: not self.phase.emptying))
 
@@ -85,13 +87,13 @@ def deletions_in_a_detached_tier_are_reported(patch: Patch) -> None:
 # -- whole cache -----------------------------------------------------------------------------------------------------
 
 
-@breaks("resets", 20)
+@breaks("resets", RESET)
 def a_reset_of_all_leaves_lower_tiers_readable(patch: Patch) -> None:
     reset = OffloadManager.reset_cache
     patch.setattr(OffloadManager, "reset_cache", lambda self, scope="host": reset(self, "host"))
 
 
-@breaks("resets", 20)
+@breaks("resets", RESET)
 def an_emptied_tier_is_in_use_before_it_is_empty(patch: Patch) -> None:
     proceed = LowerTier.continue_reset
 
@@ -104,13 +106,13 @@ def an_emptied_tier_is_in_use_before_it_is_empty(patch: Patch) -> None:
     patch.setattr(LowerTier, "continue_reset", hasty)
 
 
-@breaks("restarts", 20)
+@breaks("restarts", RESET, seeds=20)  # rarely is a tier emptied after a scan that failed
 def a_reset_leaves_what_could_not_be_listed(patch: Patch) -> None:
     patch.setattr(UnlistedTiers, "add", lambda self, state, scan, now_s: state.breaker.trip(now_s))
     patch.setattr(LowerTier, "knows_content", property(lambda self: True, lambda self, known: None), raising=False)
 
 
-@breaks("resets", 20)
+@breaks("resets", RESET)
 def a_shared_tier_is_emptied_with_the_others(patch: Patch) -> None:
     patch.setattr(TierList, "check_ours", lambda self: None)
 
@@ -124,27 +126,27 @@ def _scopes(patch: Patch, scope: Callable[[str | None, str | None], bytes]) -> N
     patch.setattr("simulation.engine.expected_bytes.make_scope", scope)
 
 
-@breaks("tenants", 20)
+@breaks("tenants", WRONG_BYTES)
 def keys_do_not_say_whose_they_are(patch: Patch) -> None:
     _scopes(patch, lambda cache_salt, adapter: make_scope(None, adapter))
 
 
-@breaks("tenants", 20)
+@breaks("tenants", WRONG_BYTES)
 def an_adapter_is_not_in_the_keys(patch: Patch) -> None:
     _scopes(patch, lambda cache_salt, adapter: make_scope(cache_salt, None))
 
 
-@breaks("tenants", 20)
+@breaks("tenants", QUOTAS)
 def quotas_are_not_kept_in_the_host_tier(patch: Patch) -> None:
     patch.setattr(HostTier, "evict_over_quota", lambda self: Evicted((), []))
 
 
-@breaks("tenants", 20)
+@breaks("tenants", QUOTAS)
 def quotas_are_not_kept_below(patch: Patch) -> None:
     patch.setattr(Residency, "evict_over_quota", lambda self: [])
 
 
-@breaks("tenants", 40)
+@breaks("tenants", QUOTAS)
 def named_quotas_are_ignored(patch: Patch) -> None:
     patch.setattr(
         Quotas,
@@ -156,7 +158,7 @@ def named_quotas_are_ignored(patch: Patch) -> None:
 # -- what is installed -----------------------------------------------------------------------------------------------
 
 
-@breaks("calm", 30)
+@breaks("calm", CONCEALED)
 def a_chunk_that_gets_no_shorter_is_written_in_the_clear(patch: Patch) -> None:
     pytest.importorskip("cryptography")
     encode = Framer._encode_payload
@@ -167,7 +169,7 @@ def a_chunk_that_gets_no_shorter_is_written_in_the_clear(patch: Patch) -> None:
     patch.setattr(Framer, "_encode_payload", lazy)
 
 
-@breaks("mixed", 40)
+@breaks("mixed", INSIDE)
 def a_policy_evicts_what_is_held(patch: Patch) -> None:
     """The guard replaces the policy: an engine would not notice, and the policy would not be fixed."""
     evict = S3FifoPolicy.evict
@@ -177,7 +179,7 @@ def a_policy_evicts_what_is_held(patch: Patch) -> None:
 # -- loads that stream -----------------------------------------------------------------------------------------------
 
 
-@breaks("tiny-host", 40)
+@breaks("tiny-host", RESET)
 def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
     """Only blocks of jobs in flight become invalid, not those of earlier jobs of the same load."""
 
@@ -189,14 +191,14 @@ def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
     patch.setattr(Loads, "reset", reset)
 
 
-@breaks("tiny-host", 12)
+@breaks("tiny-host", JOBS)
 def the_last_job_overtakes_a_segment(patch: Patch) -> None:
     """A worker that reads it would end the load while a segment is still being copied."""
     step = Loads.make_due_jobs
     patch.setattr(Loads, "make_due_jobs", lambda self, *, is_last: step(self, is_last=True))
 
 
-@breaks("tiny-host", 12)
+@breaks("tiny-host", WRONG_BYTES)
 def what_does_not_come_is_not_said(patch: Patch) -> None:
     """An abandoned load ends as if all of it had been copied."""
     send = Stream.make_job
@@ -208,3 +210,4 @@ def what_does_not_come_is_not_said(patch: Patch) -> None:
         return job
 
     patch.setattr(Stream, "make_job", hopeful)
+    patch.setattr(Stream, "is_cut", property(lambda self: False))

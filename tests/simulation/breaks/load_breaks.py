@@ -1,31 +1,33 @@
-"""Promises about load broken on purpose: deadlines, turns, the account of slots, probes, repeated hashes.
-
-Importing this module adds them to :data:`~simulation.breaks.core_breaks.BREAKS`.
-"""
+"""Breaks of promises about load: deadlines, turns, the account of slots, probes, writes, counters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from simulation.breaks.core_breaks import BREAKS, Break, breaks
+from simulation.breaks.registry import Patch, breaks
+from simulation.checks.counters import COUNTED
+from simulation.checks.service import ACCOUNT, IN_FULL
+from simulation.checks.writes import ONCE
+from simulation.world.world import NAMED
+from tierkv.dispatch.ticket import Ticket
 from tierkv.manager.lower.probe_queue import ProbeQueue
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
+from tierkv.scheduler.load.stream import Stream
 from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.request_state import RequestState
-
-Patch = pytest.MonkeyPatch
+from tierkv.stack.core import StackCore
+from tierkv.tiers.retry import TIMED_OUT
 
 PASSAGES = "tierkv.manager.passages"
 
-__all__ = ["BREAKS", "Break"]
+__all__: list[str] = []  # the registry has all breaks
 
 # -- deadlines -------------------------------------------------------------------------------------------------------
 
 
-@breaks("silent", 10)
+@breaks("silent", IN_FULL)
 def a_deadline_counts_silence(patch: Patch) -> None:
     """The time in which nothing is outstanding counts, so a silent or full engine makes requests late."""
     moves: dict[tuple[int, str], tuple[object, float]] = {}
@@ -42,7 +44,7 @@ def a_deadline_counts_silence(patch: Patch) -> None:
     patch.setattr(f"{PASSAGES}.passages.Passages.is_late", is_late)
 
 
-@breaks("overload", 10)
+@breaks("overload", IN_FULL)
 def a_deadline_counts_a_queue_that_moves(patch: Patch) -> None:
     """Only the beginning of a passage counts as its progress."""
     begun: dict[tuple[int, int], float] = {}
@@ -56,7 +58,7 @@ def a_deadline_counts_a_queue_that_moves(patch: Patch) -> None:
     patch.setattr(f"{PASSAGES}.passages.Passages.is_late", is_late)
 
 
-@breaks("silent", 10)
+@breaks("silent", IN_FULL)
 def a_lapse_keeps_the_time(patch: Patch) -> None:
     """A lookup that the engine has not repeated for the deadline is late when it is asked again."""
     late = f"{Lookups.__module__}.Lookups._is_late"
@@ -70,10 +72,47 @@ def a_lapse_keeps_the_time(patch: Patch) -> None:
     patch.setattr(late, is_late)
 
 
+@breaks("silent", IN_FULL)
+def the_wait_for_a_load_counts_silence(patch: Patch) -> None:
+    """A request that waits for the load of another one is late after the deadline, whether or not the engine asks."""
+    since: dict[tuple[int, int | None], float] = {}
+
+    def is_load_late(self: Lookups, lookup: Any) -> bool:
+        began_s = since.setdefault((id(lookup), lookup.searched_version), self.now_s)
+        return self.now_s - began_s >= self._deadline_s
+
+    patch.setattr(Lookups, "_is_load_late", is_load_late)
+
+
+@breaks("overload", COUNTED)
+def the_queue_counts_as_time_of_a_tier(patch: Patch) -> None:
+    """The whole deferral is counted as time in which a tier was at work."""
+    note = Accounting.note_answered
+    patch.setattr(
+        Accounting, "note_answered", lambda self, stats, now_s, tier_s: note(self, stats, now_s, float("inf"))
+    )
+
+
+@breaks("hung", COUNTED)
+def answers_in_time_count_as_expired(patch: Patch) -> None:
+    """Every answer counts as one that the deadline ended."""
+
+    def count(self: Any, record: Any, *, late: bool) -> None:
+        self._counters.deadlines_expired += 1
+
+    patch.setattr(Lookups, "_count_deadline", count)
+
+
+@breaks("tiny-host", COUNTED)
+def loads_that_end_early_are_not_counted(patch: Patch) -> None:
+    """A streamed load that lacks chunks counts as whole."""
+    patch.setattr(Stream, "is_cut", property(lambda self: False))
+
+
 # -- slots -----------------------------------------------------------------------------------------------------------
 
 
-@breaks("overload", 10)
+@breaks("overload", ACCOUNT)
 def what_is_copied_is_not_on_the_account(patch: Patch) -> None:
     released = SlotAccount.released
 
@@ -83,12 +122,14 @@ def what_is_copied_is_not_on_the_account(patch: Patch) -> None:
 
     patch.setattr(SlotAccount, "sent", lambda self, chunks, *, unreserved: None)
     patch.setattr(SlotAccount, "released", release_others)
+    patch.setattr(SlotAccount, "validate", lambda self, to_release: None)
+    patch.setattr("tierkv.manager.passages.passages.check_account", lambda *_: None)
 
 
 # -- hashes ----------------------------------------------------------------------------------------------------------
 
 
-@breaks("overload", 10)
+@breaks("overload", NAMED)
 def repeated_hashes_are_accepted(patch: Patch) -> None:
     """The scheduler accepts a request whose hashes repeat."""
     patch.setattr("tierkv.scheduler.scheduler.check_hashes", lambda record: None)
@@ -97,26 +138,49 @@ def repeated_hashes_are_accepted(patch: Patch) -> None:
 # -- probes ----------------------------------------------------------------------------------------------------------
 
 
-@breaks("probes", 30)
+@breaks("probes", IN_FULL)
 def all_that_waits_is_one_probe(patch: Patch) -> None:
-    """One probe of all chunks that wait: its deadline passes before the tier has looked at each of them."""
+    """One probe of all chunks that wait: its deadline passes before the tier has looked at each, and discards all."""
 
     def take(self: ProbeQueue, keys_max: int) -> list[tuple[Any, ...]]:
         if self._in_flight or not self._waiting:
             return []
-        keys = tuple(self._waiting)
-        self._waiting.clear()
+        keys = tuple(self._waiting)[:keys_max]
+        for key in keys:
+            del self._waiting[key]
         self._asked.update(keys)
         self._in_flight += 1
         return [keys]
 
     patch.setattr(ProbeQueue, "take", take)
+    patch.setattr(Ticket, "outcomes_at_deadline", lambda self: (TIMED_OUT,) * len(self.op.keys))
 
 
 # -- writes ----------------------------------------------------------------------------------------------------------
 
 
-@breaks("silent", 20)
+@breaks("silent", ONCE)
 def a_shared_tier_is_not_asked_before_a_write(patch: Patch) -> None:
     """Its chunks are written again once its answers about them have expired."""
     patch.setattr(Cascades, "ask_first", lambda self, tier, chunks, now, *, stored=False: [])
+
+
+@breaks("silent", COUNTED)
+def skipped_writes_count_as_written(patch: Patch) -> None:
+    """A chunk that a tier has already counts as written to it."""
+    skip = Cascades._skip
+
+    def count(self: Cascades, tier: Any, slot: int) -> None:
+        self.count_written(tier, 1)
+        skip(self, tier, slot)
+
+    patch.setattr(Cascades, "_skip", count)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+@breaks("windows", ONCE)
+def time_stands_still_between_steps(patch: Patch) -> None:
+    """Operations that begin after a long forward pass have the deadline of its beginning."""
+    patch.setattr(StackCore, "update_time", lambda self: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from simulation.checks.evictions import EvictionChecks
-from simulation.checks.exception_guard import guarded
+from simulation.checks.exception_guard import INSIDE, guarded
 from simulation.checks.failure import Violation, demand
 from simulation.checks.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Monitor
 from simulation.checks.probe import Probe
@@ -20,7 +20,6 @@ from tierkv.errors import InvariantError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.types.keys import Key
 
-INSIDE = "the stack's own invariants"
 CAPACITY = "a tier keeps within its capacity"
 BOUNDED = "queues are bounded"
 DURABLE = "what was acknowledged stays"
@@ -110,6 +109,7 @@ class Checks:
         waiting = {sequence.request.request_id for sequence in self._engine.waiting}
         self._monitor.service.after_step(waiting, outstanding=self._monitor.is_reading)
         self._monitor.service.check_account(self._monitor.loading_slots)
+        self._monitor.counts.after_step()
         self._check_jobs(trace)
 
     def _hear(self) -> None:

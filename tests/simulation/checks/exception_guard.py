@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from simulation.checks.failure import Violation, demand
+from tierkv.errors import InvariantError
 from tierkv.tiers.results import explain
 
 FATAL = "never fatal"
+INSIDE = "the stack's own invariants"
 LOGS = "no error is hidden in a log"
 
 
@@ -31,7 +33,8 @@ def guarded(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         trace = "".join(traceback.format_exception(error)[-6:])
-        raise Violation(FATAL, f"{what} raised {explain(error)}\n{trace}") from error
+        invariant = INSIDE if isinstance(error, InvariantError) else FATAL
+        raise Violation(invariant, f"{what} raised {explain(error)}\n{trace}") from error
     finally:
         logger.removeHandler(errors)
         logger.propagate = propagate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from simulation.checks.counters import CounterChecks
 from simulation.checks.failure import Violation, demand
 from simulation.checks.probe import Probe
 from simulation.checks.service import PROGRESS, ServiceChecks
@@ -76,7 +77,7 @@ class Monitor:
     """Observer of the engine's calls, and of the instructions to workers and tiers.
 
     Attributes:
-        service: checks of the answers themselves.
+        service: checks of the answers themselves. counts: of the counters.
         residents: per tier, the keys that are readable there according to events.
         truth: the right bytes.
         rotten: slots of the host tier that were damaged on purpose, with their chunks since.
@@ -103,6 +104,7 @@ class Monitor:
         self.truth = truth
         self._trace = trace
         self.service = ServiceChecks(setup, probe, trace, storages)
+        self.counts = CounterChecks(setup, probe, trace.clock)
         self._writes = WriteChecks(setup, storages)
         self._workers = setup.engine.num_workers
         self._storages = storages
@@ -125,6 +127,7 @@ class Monitor:
         """A deferral ends within its deadline, and every byte of an offer is readable."""
         request_id = sequence.request.request_id
         self._trace.note("answer", request_id, f"local {local}:", answer)
+        self.counts.answered(request_id, answer)
         if answer is None:
             self.deferrals += 1
             if any(live.job.request_id == request_id for live in self.jobs.values()):
@@ -186,6 +189,7 @@ class Monitor:
             if not job.is_store:
                 self._check_load(job, meta.jobs_to_flush)
             self.jobs[job.job_id] = LiveJob(job, set(range(self._workers)), self._trace.clock())
+        self.counts.handed_out(meta.loads, len(meta.stores))
         if meta.loads or meta.stores:
             self._last_job = max(job.job_id for job in (*meta.loads, *meta.stores))
         if meta.jobs_to_flush:
@@ -221,6 +225,8 @@ class Monitor:
 
     def _ended(self, live: LiveJob) -> None:
         job = live.job
+        if job.is_store:
+            self.counts.store_ended()
         self._trace.note("ended", job.job_id, "failed:" if live.failed else "", sorted(live.failed))
         for key, ref in zip(job.keys, job.slots, strict=True):
             if ref == VOID_SLOT:
@@ -278,6 +284,7 @@ class Monitor:
         alone = op.tier not in self.left or op.verb is Verb.DELETE  # of what it was late to write
         demand(alone, DETACHED, f"{op.verb.value} of {len(op.keys)} chunks goes to {name}, which was detached")
         self._writes.submitted(name, op)
+        self.counts.submitted(name, op)
         self._ops[op.op_id] = op
         self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
 
@@ -304,6 +311,7 @@ class Monitor:
         self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
         storage = self._storages[self._probe.name_of(op.tier)]
         self._writes.ended(storage.name, op, outcomes)
+        self.counts.ended(storage.name, op, outcomes)
         if op.verb is Verb.WRITE:
             storage.stale_writes.difference_update(op.keys)
             self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in outcomes)

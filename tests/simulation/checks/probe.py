@@ -108,6 +108,16 @@ class Probe:
         held = {one: {chunk.slot for chunk, _ in passages.granted(one).values()} for one in passages.owners}
         return held, passages.account.chunks_max
 
+    @property
+    def hold_chunks_max(self) -> int:
+        """Number of chunks that one request can hold at once."""
+        return self.manager.passages.hold_chunks_max
+
+    def deferred_tier_s(self, request_id: str) -> float:
+        """Seconds of the request's deferrals in which a tier was at work, as its account says."""
+        account = self.scheduler.request_account(request_id)
+        return 0.0 if account is None else account.deferred_tier_s
+
     def waited_for_a_load_s(self, request_id: str) -> float:
         """Seconds for which a request, with all its chunks held, has waited for a load of another that did not move."""
         return self.scheduler._records[request_id].lookup.load_waited_s

@@ -43,10 +43,12 @@ ACCOUNT = "requests keep within their share of the slots"
 class Question:
     """Question about a waiting request. there: its chunks that were in a tier ever since it was first asked.
 
-    since_s: time of the first deferral after the latest answer. still_s: seconds since the first question after it in
+    chunks_max: number of chunks that one request could hold at once, whenever it was asked. since_s: time of the first
+    deferral after the latest answer. still_s: seconds since the first question after it in
     which an operation was outstanding and nothing moved.
     """
 
+    chunks_max: int
     since_s: float | None = None
     there: set[Key] = field(default_factory=set)
     still_s: float = 0.0
@@ -67,8 +69,6 @@ class ServiceChecks:
         self._expired = 0
         self._ended_by_loads = 0
         self._last_step_s = trace.clock()
-        slots = int(setup.host_slots * setup.host["reserved_share"])
-        self._chunks_max = max(1, slots // 2)  # that a hit may need at once while other loads stream
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -78,8 +78,11 @@ class ServiceChecks:
 
     def asked(self, request_id: str) -> None:
         """A request is asked about."""
-        if request_id not in self._open:
-            self._open[request_id] = Question()
+        chunks_max = self._probe.hold_chunks_max
+        if request_id in self._open:
+            self._open[request_id].chunks_max = min(self._open[request_id].chunks_max, chunks_max)
+        else:
+            self._open[request_id] = Question(chunks_max)
             if PROGRESS_CLOCK and self._setup.scenario.steady:
                 self._open[request_id].there = self._there(request_id)
 
@@ -116,7 +119,7 @@ class ServiceChecks:
         there = question.there & self._there(request_id) if question.there else set[Key]()
         groups, tokens_max = self._probe.search(request_id)
         if any(group.window_chunks is not None for group in groups):  # such a hit may be too long to be streamed
-            tokens_max = tokens_covered(groups, local, tokens_max, self._chunks_max)
+            tokens_max = tokens_covered(groups, local, tokens_max, question.chunks_max)
         hit = find_hit(groups, local, tokens_max, lambda key: LookupResult.HIT if key in there else LookupResult.MISS)
         what = f"{request_id} gets {answer} tokens beyond {local}, {hit.tokens} are there since its first question"
         demand(answer >= hit.tokens, IN_FULL, what)

@@ -185,7 +185,9 @@ _FULL, _WINDOW, _LOCAL, _STATE = (
     GroupKind.SSM,
 )
 
-MODELS: tuple[tuple[tuple[GroupKind, int, int | None], ...], ...] = (
+_Model = tuple[tuple[GroupKind, int, int | None], ...]
+
+MODELS: tuple[_Model, ...] = (
     ((_FULL, 4, None),),
     ((_FULL, 4, None),),
     ((_FULL, 2, None), (_FULL, 4, None)),
@@ -200,8 +202,16 @@ MODELS: tuple[tuple[tuple[GroupKind, int, int | None], ...], ...] = (
 """Models to draw from: kind, tokens per block and window of each group."""
 
 
+WINDOWED: tuple[_Model, ...] = (
+    ((_FULL, 2, None), (_WINDOW, 6, 40)),
+    ((_FULL, 2, None), (_WINDOW, 4, 40)),
+    ((_FULL, 2, None), (_FULL, 4, None), (_WINDOW, 6, 40)),
+)
+"""Models of days of windows: the chunks of the window are the coarsest."""
+
+
 def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
-    model = rng.choice(MODELS)
+    model = rng.choice(WINDOWED if plan.windows else MODELS)
     tensors = [rng.choice((1, 2)) for _ in model]
     sizes = [size for _, size, _ in model]
     lazy = rng.random() < plan.lazy

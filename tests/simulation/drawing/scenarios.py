@@ -43,7 +43,8 @@ class Scenario:
       all prefixes before the first request. ``full``, ``silent``: rates of spells, longer than the deadline, in which
       the engine admits no request, or takes no step. ``head_only``: share of engines that ask about one waiting request
       per step. ``waiting_max``: requests in the engine at once. ``probe_key_s``: seconds per key of a probe. ``loops``:
-      share of requests that are announced with repeated hashes first.
+      share of requests that are announced with repeated hashes first. ``windows``: models have a window of coarse
+      chunks.
     - ``refuses_first``: rate of unused offers; ``lazy``, ``caching``: shares of runs with lazy stores, and with prefix
       caching; ``tenants``: share with several users and quotas; ``blind``: share with hashes that are equal for users.
     """
@@ -91,6 +92,7 @@ class Scenario:
     waiting_max: int = 10
     probe_key_s: float = 0.0
     loops: float = 0.0
+    windows: bool = False
 
 
 def _scenarios() -> list[Scenario]:
@@ -116,8 +118,8 @@ def _scenarios() -> list[Scenario]:
         Scenario(
             "rotten", "Disks from which much is read again, and of which much is bad.",
             (("disk",),), host_slots=(8, 20), prompt_share=(0.3, 0.6), gpu_share=(1.0, 1.2),
-            paces=(_QUICK,), tail=0.2, disk_share=(8.0,), families=(3, 6), caching=0.0, lazy=0.0,
-            rot=0.5, lose=0.0, kill=0.0, close=0.0,
+            paces=(_QUICK,), tail=0.3, disk_share=(8.0,), families=(1, 2), caching=0.0, lazy=0.0,
+            rot=1.0, lose=0.0, kill=0.0, close=0.0,
         ),
         Scenario(
             "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), faulty_s=3.0
@@ -125,7 +127,8 @@ def _scenarios() -> list[Scenario]:
         Scenario("flapping", "Tiers come and go.", rows, (_T.FLAPPING, _T.RAISING, _T.PARTIAL), healthy_s=1.0),
         Scenario(
             "liars", "Tiers return other bytes than they were given, or none.", rows,
-            (_T.BAD_READS, _T.FALSE_PRESENCE, _T.FORGETFUL, _T.BABBLING), healthy_s=1.0, rot=0.05, lose=0.05,
+            (_T.BAD_READS, _T.BAD_READS, _T.FALSE_PRESENCE, _T.FORGETFUL, _T.BABBLING), healthy_s=1.0, faulty_s=2.0,
+            host_slots=(8, 24), gpu_share=(1.0, 1.2), caching=0.1, rot=0.05, lose=0.05,
         ),
         Scenario("full", "Tiers have no room.", rows, (_T.FULL, _T.LOST_REPLIES), healthy_s=1.0),
         Scenario(
@@ -170,7 +173,7 @@ def _steady_scenarios() -> list[Scenario]:
     return [
         replace(
             base, name="silent", summary="The engine is silent, or full, for longer than the deadline.",
-            full=0.04, silent=0.06, head_only=0.3,
+            full=0.04, silent=0.06, head_only=0.3, caching=0.5, crowd=0.4,
         ),
         replace(
             base, name="overload", summary="Requests for many more chunks than there are slots, all at once.",
@@ -178,8 +181,12 @@ def _steady_scenarios() -> list[Scenario]:
         ),
         replace(
             base, name="probes", summary="A shared tier that takes milliseconds per key to say what it has.",
-            tiers=(("objects",), ("disk", "objects")), paces=(_QUICK,), arrive=0.2, burst_max=8, waiting_max=16,
-            gpu_share=(1.5, 4.0), probe_key_s=0.005,
+            tiers=(("objects",),), paces=(_QUICK,), arrive=0.2, burst_max=16, waiting_max=20,
+            gpu_share=(1.5, 4.0), probe_key_s=0.007,
+        ),
+        replace(
+            base, name="windows", summary="Hits that need more slots than requests may have, in models with windows.",
+            host_slots=(16, 32), prompt_share=(0.8, 1.5), gpu_share=(1.5, 2.0), windows=True,
         ),
         replace(
             base, name="heads", summary="One long prompt that no disk has room for, again and again.",
