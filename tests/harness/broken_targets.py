@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import mmap
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +71,15 @@ def give_up(broken: BrokenBackend, backend: Any, requests: Sequence[WriteRequest
     return list(results)
 
 
+def write_by_map(broken: BrokenBackend, backend: Any, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+    """Change a byte of a segment through a map, which no call shows."""
+    results = list(backend.write(requests))
+    path = min(backend._directory.glob("segment-*"))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        content[-1] ^= 1
+    return results
+
+
 def flip_a_bit(backend: Any, requests: Sequence[ReadRequest]) -> list[ReadResult]:
     """Change one bit of each frame that is read."""
     results = list(backend.read_into(requests))
@@ -103,6 +113,7 @@ def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[int], Verdict]
         "unforced": Cuts(TARGETS["disk"], place, calls, syncs_lie=True).play,
         "never-ends": Exhaustion("disk", Cause("it stays dead", _for_ever), place, calls).play,
         "silent": Exhaustion("disk", dataclasses.replace(CAUSES["quota"], stops_writes=True), place, calls).play,
+        "unseen": Cuts(_target(write=write_by_map), place, calls).play,
         "unforced-lmdb": Cuts(TARGETS["lmdb"], place, calls, syncs_lie=True).play,
     }
 

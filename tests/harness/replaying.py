@@ -138,6 +138,24 @@ class Disk:
         else:
             self._put(record.path, Directory())
 
+    def gaps(self) -> list[str]:
+        """Names of files whose bytes are not what the journal says: a call that changed them was not seen.
+
+        LMDB's lock file is left out: it is a map, and is begun anew after a cut.
+        """
+        return [
+            path.name
+            for path in sorted(Path(self._root).rglob("*"))
+            if path.is_file() and path.name != "lock.mdb" and path.read_bytes() != self._seen_bytes(path)
+        ]
+
+    def _seen_bytes(self, path: Path) -> bytes | None:
+        try:
+            node = self._find(str(path))
+        except KeyError:
+            return None
+        return node.image(random.Random(0), 1.0) if isinstance(node, File) else None
+
     def image(self, target: Path, rng: random.Random) -> None:
         """Write one of the possible states after a cut to a new directory."""
         # Mostly, many sectors share a fate: otherwise whole frames would hardly ever survive or get lost.

@@ -62,7 +62,7 @@ void calls_arm(long number, int what, int error, unsigned which) {
     left = number;
 }
 
-void calls_refuse(unsigned which, int error) { refused_error = error, refused_calls = which; }
+void calls_refuse(unsigned which, int error) { refused_error = error; refused_calls = which; }
 
 long calls_count(unsigned which) {
     long total = 0;
@@ -303,6 +303,14 @@ static ssize_t vector_below(int fd, const struct iovec *parts, int count, off_t 
     }
 PLACED_VECTOR(pwritev)
 PLACED_VECTOR(pwritev64)
+
+#define FLAGGED_VECTOR(name)                                                               \
+    ssize_t name(int fd, const struct iovec *parts, int count, off_t offset, int flags) {  \
+        if (!is_fd_below(fd)) return NEXT(name)(fd, parts, count, offset, flags);          \
+        return vector_below(fd, parts, count, offset, offset != -1);                       \
+    }
+FLAGGED_VECTOR(pwritev2)
+FLAGGED_VECTOR(pwritev64v2)
 
 ssize_t writev(int fd, const struct iovec *parts, int count) {
     return is_fd_below(fd) ? vector_below(fd, parts, count, 0, 0) : NEXT(writev)(fd, parts, count);

@@ -37,6 +37,7 @@ def test_a_few_seeds_hold(tmp_path: Path, backend: str) -> None:
         ("sulking", "no write succeeds"),
         ("unforced", "possible"),
         ("unforced-lmdb", ""),
+        ("unseen", "the journal lacks calls that changed segment-"),
     ],
 )
 def test_an_oracle_finds(name: str, finding: str) -> None:

@@ -21,6 +21,7 @@ examples:
   python -m nox -s simulate                   200 seeds, from 0 on
   python -m nox -s simulate -- --seed 4711            one seed, as a failure says it
   python -m nox -s simulate -- --seeds 2000 --first 1000 --scenario storm
+  python -m nox -s simulate -- --seeds 5000           a million steps, for a night
   python -m nox -s simulate -- --seeds 50 --json > outcomes.json
 
 scenarios:
