@@ -102,10 +102,14 @@ def tierkv() -> Callable[..., Result]:
 
 @pytest.fixture
 def stack(tmp_path: Path, site: Path) -> Callable[..., Path]:
-    """Writes a stack with these backends: `stack("folder", "burning")`."""
+    """Writes a stack with these backends, each with a place of its own: `stack("folder", "burning")`."""
 
     def write(*backends: str, path: Path = tmp_path) -> Path:
-        tiers = [{"backend": name, "path": str(path), "capacity": "1GiB"} for name in backends]
+        more = [tmp_path.with_name(f"{tmp_path.name}-{name}") for name in backends[1:]]
+        for place in more:
+            place.mkdir(exist_ok=True)
+        places = zip(backends, (path, *more), strict=True)
+        tiers = [{"backend": name, "path": str(place), "capacity": "1GiB"} for name, place in places]
         file = tmp_path / "stack.json"
         file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "tiers": tiers}), encoding="utf-8")
         return file

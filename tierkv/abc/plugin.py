@@ -29,7 +29,9 @@ class CheckResult:
     detail: str
     """The facts found."""
     fix: str = ""
-    """The action that repairs a failure; empty where the check passed."""
+    """The action that repairs a failure, or that a warning asks for; empty otherwise."""
+    warns: bool = False
+    """Whether a check that passed found something to look at, such as storage that grows without bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from tierkv.abc import CheckResult
+from tierkv.cli.check_whole import check_whole
 from tierkv.cli.output import print_json, print_table, verdict
 from tierkv.config import ResolvedStack, ResolvedTier, format_size, load_config, resolve
 from tierkv.plugins.loading import load_plugins
@@ -45,7 +47,8 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
     """Validate STACK and probe its tiers without changing anything.
 
     Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the
-    fix of each failure. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
+    fix of each failure, and checks the tiers together: memory of the host tier, places and capacities that collide. A
+    warning is no failure. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
 
     \b
     Examples:
@@ -53,7 +56,7 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
       tierkv check stack.yaml --json | jq '.findings[] | select(.ok | not)'
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     resolved = resolve(load_config(stack), load_plugins(), str(stack))
-    results = probe(resolved, deadline_s)
+    results = [TierCheck(tier, result) for tier, result in check_whole(resolved)] + probe(resolved, deadline_s)
     ok = all(found.result.ok for found in results)
     if as_json:
         rows = [{"tier": found.tier, **asdict(found.result)} for found in results]
@@ -132,7 +135,11 @@ def _print(stack: Path, resolved: ResolvedStack, results: Iterable[TierCheck]) -
     host = resolved.config.host
     rows = [("host", "configuration", verdict(ok=True), f"{format_size(host.capacity)}, policy {host.policy}", "")]
     rows += [
-        (found.tier, found.result.subject, verdict(ok=found.result.ok), found.result.detail, found.result.fix)
+        (found.tier, found.result.subject, _verdict(found.result), found.result.detail, found.result.fix)
         for found in results
     ]
     print_table(str(stack), ("tier", "subject", "result", "detail", "fix"), rows)
+
+
+def _verdict(result: CheckResult) -> Text:
+    return verdict(ok=result.ok, warns=result.warns)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 GOOD = "green"
 BAD = "bold red"
+DOUBTFUL = "yellow"
 DIM = "dim"
 
 _PIPE_COLUMNS = 160
@@ -41,6 +42,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell
     console().print(table)
 
 
-def verdict(*, ok: bool) -> Text:
-    """``ok`` or ``fail``, in its colour."""
-    return Text("ok", GOOD) if ok else Text("fail", BAD)
+def verdict(*, ok: bool, warns: bool = False) -> Text:
+    """``ok``, ``warn`` or ``fail``, in its colour."""
+    if not ok:
+        return Text("fail", BAD)
+    return Text("warn", DOUBTFUL) if warns else Text("ok", GOOD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,23 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         data = parse(text)
     except _SyntaxFaultError as fault:
-        raise ConfigError(f"{path}: {fault}") from fault
+        raise ConfigError(f"{path}: {fault}{_other_format(path, text)}") from fault
     except RecursionError as error:
         raise ConfigError(f"{path}: is nested too deeply") from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: must be a table of keys, not {_KINDS.get(type(data), type(data).__name__)}")
+        kind = _KINDS.get(type(data), type(data).__name__)
+        raise ConfigError(f"{path}: must be a table of keys, not {kind}{_other_format(path, text)}")
     return data
+
+
+def _other_format(path: Path, text: str) -> str:
+    """Return a hint where a text that its suffix does not fit is a stack in another format; otherwise empty."""
+    for suffix in (".toml", ".json", ".yaml"):
+        if _PARSERS[suffix] is not _PARSERS[path.suffix.lower()]:
+            with suppress(_SyntaxFaultError, RecursionError):
+                if isinstance(_PARSERS[suffix](text), Mapping):
+                    return f"; its content is {suffix[1:].upper()}: rename it to {path.with_suffix(suffix).name}"
+    return ""
 
 
 _KINDS: Mapping[type, str] = {type(None): "nothing", list: "a list", str: "text", int: "a number", float: "a number"}

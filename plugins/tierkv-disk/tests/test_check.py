@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,17 +47,21 @@ def test_a_path_in_use(open_disk: OpenDisk, place: Path) -> None:
     found = check(place)
     assert not found["lock"].ok
     assert "in use by process" in found["lock"].detail
-    assert f"{1 << 20} held" in found["space"].detail
+    assert "1.0 MiB held" in found["space"].detail
     disk.close()
     free = check(place)["lock"]
     assert free.ok
-    assert f"model 'disk-tests', {1 << 20} bytes" in free.detail, "the line identifies a forgotten namespace"
+    assert "model 'disk-tests', 1.0 MiB" in free.detail, "the line identifies a forgotten namespace"
 
 
 def test_too_little_space(place: Path) -> None:
     """Missing space is reported before the start, with its size; the reserve counts."""
     assert not check(place, capacity_bytes=1 << 60)["space"].ok
     assert not check(place, min_free_bytes=1 << 60)["space"].ok
+    free = shutil.disk_usage(place.parent).free
+    short = check(place, capacity_bytes=1 << 30, min_free_bytes=free + (5 << 30))["space"]
+    (gib,) = re.findall(r"free (\d+\.\d) GiB", short.fix)
+    assert float(gib) == pytest.approx(6.0, abs=0.5), "the reserve counts as well, where less than it is free"
     assert not check(place, capacity_bytes=None, min_free_bytes=1 << 60)["space"].ok
     assert check(place, capacity_bytes=None)["space"].ok
 
@@ -96,7 +102,7 @@ def test_the_limit_of_the_directory(open_disk: OpenDisk, place: Path) -> None:
     assert "limit" not in check(place)
     found = check(place, **limits)["limit"]
     assert found.ok
-    assert f"above {50 << 20} unused namespaces are removed down to {25 << 20}" in found.detail
+    assert "above 50.0 MiB unused namespaces are removed down to 25.0 MiB" in found.detail
     too_small = check(place, capacity_bytes=60 << 20, **limits)["limit"]
     assert not too_small.ok
     assert f"at least {(120 << 20) + 1}" in too_small.fix
@@ -115,5 +121,5 @@ def test_bad_frames_are_reported(open_disk: OpenDisk, place: Path) -> None:
     disk.close()
     found = check(place)["quarantine"]
     assert not found.ok
-    assert "1 bad frames out of service, 4096 bytes" in found.detail
+    assert "1 bad frames out of service, 4.0 KiB" in found.detail
     assert "last used 2" in check(place)["lock"].detail

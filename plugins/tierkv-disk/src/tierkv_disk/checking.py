@@ -75,12 +75,20 @@ def _check_direct(options: DiskOptions, existing: Path) -> CheckResult:
 def _check_space(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
     held = sum(map(_held_bytes, path.iterdir())) if existing == path else 0
     free = shutil.disk_usage(existing).free
-    usable = max(0, free - options.min_free_bytes) + held
-    detail = f"{free} bytes free, {options.min_free_bytes} of them reserved by min_free_bytes, {held} held already"
-    wanted = 1 if capacity_bytes is None else capacity_bytes
-    if usable >= wanted:
-        return _good("space", detail if capacity_bytes is None else f"{detail}: enough for the capacity")
-    return _bad("space", detail, f"free {wanted - usable} bytes, or lower the tier's capacity or min_free_bytes")
+    detail = f"{_size(free)} free, {_size(options.min_free_bytes)} of it reserved by min_free_bytes"
+    detail += f", {_size(held)} held already"
+    missing = (1 if capacity_bytes is None else capacity_bytes) - (free - options.min_free_bytes + held)
+    if missing <= 0:
+        return _good("space", detail if capacity_bytes is None else f"{detail}: enough for {_size(capacity_bytes)}")
+    return _bad("space", detail, f"free {_size(missing)}, or lower the tier's capacity or min_free_bytes")
+
+
+def _size(size_bytes: int) -> str:
+    """A size for a reader: GiB, or a smaller unit where it is below a tenth of one."""
+    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20)):
+        if size_bytes >= unit_bytes // 10:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes / 1024:.1f} KiB"
 
 
 def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Iterator[CheckResult]:
@@ -90,11 +98,12 @@ def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_byte
     used = used_bytes(path) if existing == path else 0
     high, low = int(options.high_watermark * limit), int(options.low_watermark * limit)
     unused = "unused namespaces are removed" if options.reclaim_unused else "growth is refused"
-    detail = f"{used} of {limit} bytes used; above {high} {unused}" + (f" down to {low}" * options.reclaim_unused)
+    detail = f"{_size(used)} of {_size(limit)} used; above {_size(high)} {unused}"
+    detail += f" down to {_size(low)}" * options.reclaim_unused
     if capacity_bytes is not None and capacity_bytes > high:
         needed = int(capacity_bytes / options.high_watermark) + 1
         fix = f"set directory_bytes_max to at least {needed}, or lower `capacity`"
-        yield _bad("limit", f"{detail}: less than the capacity of {capacity_bytes}", fix)
+        yield _bad("limit", f"{detail}: less than the capacity of {_size(capacity_bytes)}", fix)
     elif used > high and not options.reclaim_unused:
         yield _bad("limit", detail, "raise directory_bytes_max, or remove unused namespaces")
     else:
@@ -104,7 +113,7 @@ def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_byte
 def _check_namespaces(path: Path) -> Iterator[CheckResult]:
     for directory in namespaces(path):
         owner = lock_owner(directory)
-        name = f"namespace {directory.name} ({_model_of(directory)}, {_held_bytes(directory)} bytes)"
+        name = f"namespace {directory.name} ({_model_of(directory)}, {_size(_held_bytes(directory))})"
         if owner is None:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(last_used_s(directory)))
             yield _good("lock", f"{name} is free, last used {used}")
@@ -114,7 +123,9 @@ def _check_namespaces(path: Path) -> Iterator[CheckResult]:
         listed = list(read_quarantine(directory))
         if listed:
             held = sum(entry.pages for entry in listed) * PAGE_BYTES
-            detail = f"{name}: {len(listed)} bad frames out of service, {held} bytes, see {directory / QUARANTINE_NAME}"
+            detail = (
+                f"{name}: {len(listed)} bad frames out of service, {_size(held)}, see {directory / QUARANTINE_NAME}"
+            )
             yield _bad("quarantine", detail, "check the health of this disk; the file may be deleted afterwards")
 
 

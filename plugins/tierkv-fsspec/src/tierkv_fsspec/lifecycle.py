@@ -15,6 +15,7 @@ NO_RULE = (
     "no rule removes old chunks below {place}: the bucket grows without bound unless another program removes them; "
     "see Lifecycle in the README of tierkv-fsspec"
 )
+NO_RULE_FIX = "set a lifecycle rule that expires objects below the tier's prefix"
 
 
 def check_lifecycle(location: Location, options: FsspecOptions) -> CheckResult:
@@ -30,11 +31,11 @@ def check_lifecycle(location: Location, options: FsspecOptions) -> CheckResult:
     except Exception as error:  # noqa: BLE001  the check reports any error of the library
         failure = Failure.of(error)
         if "NoSuchLifecycleConfiguration" in failure.detail:
-            return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place))
+            return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place), fix=NO_RULE_FIX, warns=True)
         return CheckResult("lifecycle", ok=True, detail=f"not known: {failure.kind.value} ({failure.detail})")
     days = [days for rule in rules if (days := _days(rule, location.prefix, options.tags)) is not None]
     if not days:
-        return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place))
+        return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place), fix=NO_RULE_FIX, warns=True)
     return CheckResult("lifecycle", ok=True, detail=f"a rule removes chunks below {place} after {min(days)} days")
 
 

@@ -1,0 +1,132 @@
+"""`tierkv check` on what no single backend can see: memory, places and capacities that collide."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tierkv.cli.check_whole import check_memory, held_bytes, memory_bytes
+
+Run = Callable[..., Result]
+GIB = 2**30
+
+
+def findings(tierkv: Run, place: Path, *tiers: dict[str, Any], host: str = "8MiB") -> list[dict[str, Any]]:
+    """Findings of a stack of these tiers about the stack as a whole."""
+    file = place / "whole.json"
+    file.write_text(json.dumps({"host": {"capacity": host}, "tiers": list(tiers)}), encoding="utf-8")
+    said = tierkv("check", file, "--json")
+    report = json.loads(said.stdout)
+    assert said.exit_code == int(not report["ok"])
+    return [found for found in report["findings"] if found["subject"] in {"memory", "place", "space together"}]
+
+
+def disk(name: str, path: Path, capacity: str = "1GiB") -> dict[str, Any]:
+    """A disk tier."""
+    return {"backend": "disk", "name": name, "path": str(path), "capacity": capacity, "min_free_bytes": 0}
+
+
+def test_a_host_tier_larger_than_memory_is_found(tierkv: Run, tmp_path: Path) -> None:
+    """It is allocated at start: the engine would be killed, perhaps after an hour of loading weights."""
+    (found,) = findings(tierkv, tmp_path, host="1PiB")
+    assert (found["tier"], found["ok"]) == ("host", False)
+    assert found["detail"].startswith("1.00 PiB of ")
+    assert "lower host.capacity to" in found["fix"]
+
+
+@pytest.mark.parametrize(("gib", "ok", "warns"), [(8, True, False), (15, True, True), (17, False, False)])
+def test_memory_has_three_levels(gib: int, ok: bool, warns: bool) -> None:
+    """An engine needs memory beside the host tier: a warning, before it is a failure."""
+    found = check_memory(gib * GIB, 16 * GIB)
+    assert (found.ok, found.warns) == (ok, warns)
+    assert bool(found.fix) == (warns or not ok)
+    assert "12.8 GiB or less" in found.fix or not found.fix
+
+
+def test_memory_is_known() -> None:
+    """A wrong unit would let every stack pass, or none."""
+    assert GIB // 8 < memory_bytes() < 2**50
+
+
+def test_two_tiers_in_one_place_are_found(tierkv: Run, tmp_path: Path) -> None:
+    """Also by a link, with another spelling, one inside of the other, and for backends of two kinds."""
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    tiers = (
+        disk("a", tmp_path / "a"),
+        disk("b", tmp_path / "link"),
+        {"backend": "fsspec", "name": "c", "url": f"file://{tmp_path}/x/../a/inner"},
+        disk("d", tmp_path / "d"),
+    )
+    found = [found for found in findings(tierkv, tmp_path, *tiers) if found["subject"] == "place"]
+    assert [(one["tier"], one["ok"]) for one in found] == [("b", False), ("c", False), ("c", False)]
+    assert f"is the place of tier 'a', {tmp_path / 'a'}" in found[0]["detail"]
+    assert "overlaps with" in found[1]["detail"]
+
+
+def test_capacities_are_added_up_by_file_system(tierkv: Run, tmp_path: Path) -> None:
+    """Each tier fits alone, and both together do not: the second one would fill up below its capacity."""
+    free = shutil.disk_usage(tmp_path).free
+    most = str(int(free * 0.7))
+    tiers = [disk("a", tmp_path / "a", f"{most}B"), disk("b", tmp_path / "b", f"{most}B")]
+    (found,) = [found for found in findings(tierkv, tmp_path, *tiers) if found["subject"] == "space together"]
+    assert not found["ok"]
+    assert found["detail"].startswith("a, b on one file system: ")
+    assert "GiB" in found["fix"] or "MiB" in found["fix"]
+    assert [found["subject"] for found in findings(tierkv, tmp_path, tiers[0])] == ["memory"]
+
+
+def test_what_tiers_hold_counts_as_room(tmp_path: Path) -> None:
+    """A tier that is full already needs no further space."""
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "file").write_bytes(bytes(100_000))
+    assert held_bytes(tmp_path) >= 100_000
+    assert held_bytes(tmp_path / "absent") == 0
+
+
+TOML = '[host]\ncapacity = "8MiB"\n'
+YAML = "host:\n  capacity: 8MiB\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("stack.toml", YAML, "its content is YAML: rename it to stack.yaml"),
+        ("stack.yaml", TOML, "its content is TOML: rename it to stack.toml"),
+        ("stack.json", TOML, "its content is TOML: rename it to stack.toml"),
+        ("stack.yml", 'host.capacity = "8MiB"\n', "its content is TOML: rename it to stack.toml"),
+    ],
+)
+def test_a_file_in_another_format_is_recognised(tierkv: Run, tmp_path: Path, name: str, text: str, hint: str) -> None:
+    """A page of YAML saved as .toml gave an error about a missing equals sign."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    said = tierkv("check", tmp_path / name)
+    assert said.exit_code == 2
+    assert hint in said.stderr
+    (tmp_path / name).write_text("{ neither [ of = them", encoding="utf-8")
+    assert "its content is" not in tierkv("check", tmp_path / name).stderr
+
+
+def test_a_warning_is_no_failure(tierkv: Run, tmp_path: Path, break_plugin: Callable[[str], None]) -> None:
+    """The third level: shown as ``warn`` with what to do, and exit code 0."""
+    break_plugin(
+        """
+@hookimpl(specname="tierkv_backends")
+def more_backends():
+    def grows(options, capacity):
+        yield CheckResult("lifecycle", True, "it grows", "set a rule", warns=True)
+    return [BackendPlugin("growing", "grows", Options, Capabilities(durable=True), opened, grows)]
+"""
+    )
+    file = tmp_path / "growing.json"
+    tier = {"backend": "growing", "path": str(tmp_path), "capacity": "1GiB"}
+    file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "tiers": [tier]}), encoding="utf-8")
+    said = tierkv("check", file)
+    assert said.exit_code == 0, said.output
+    assert "warn" in said.stdout
+    assert "set a rule" in said.stdout

@@ -1,0 +1,111 @@
+"""Checks that concern several tiers, or the machine: they need no plugin, and change nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tierkv.abc import CheckResult
+from tierkv.config import ResolvedStack, ResolvedTier
+from tierkv.config.units import round_size
+from tierkv.manager.contract import HOST
+
+MEMORY_SHARE_MAX = 0.8
+"""Share of the machine's memory above which a host tier gets a warning."""
+
+FILES_MAX = 10_000
+"""Files of one tier that are added up; of more, the tier counts as smaller than it is."""
+
+
+def check_whole(stack: ResolvedStack) -> Iterator[tuple[str, CheckResult]]:
+    """Yield the name of a tier with each finding: memory of the host tier, shared places, capacities together."""
+    yield HOST, check_memory(stack.config.host.capacity, memory_bytes())
+    places = [(tier, place) for tier in stack.tiers if (place := place_of(tier)) is not None]
+    yield from check_places(places)
+    yield from check_capacities(places)
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use: the machine's, or less in a container with a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return machine
+    return min(machine, limit)
+
+
+def check_memory(capacity: int, memory: int) -> CheckResult:
+    """Compare the host tier, which is allocated and pinned at start, with the memory of this machine, in bytes."""
+    detail = f"{round_size(capacity)} of {round_size(memory)} on this machine"
+    most = round_size(MEMORY_SHARE_MAX * memory)
+    if capacity > memory:
+        return CheckResult("memory", ok=False, detail=detail, fix=f"lower host.capacity to {most} or less")
+    if capacity > MEMORY_SHARE_MAX * memory:
+        fix = f"the engine needs memory as well: lower host.capacity to {most} or less"
+        return CheckResult("memory", ok=True, detail=detail, fix=fix, warns=True)
+    return CheckResult("memory", ok=True, detail=detail)
+
+
+def place_of(tier: ResolvedTier) -> Path | None:
+    """Return the directory that a tier uses, from its option ``path`` or ``url``; None: it uses none, or says none."""
+    path, url = getattr(tier.options, "path", None), getattr(tier.options, "url", None)
+    if isinstance(url, str) and url.startswith("file://"):
+        path = url.removeprefix("file://")
+    return Path(path).expanduser().resolve() if isinstance(path, str | Path) else None
+
+
+def check_places(places: list[tuple[ResolvedTier, Path]]) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a failure for each tier whose directory is, or is inside of, that of an earlier one or the reverse."""
+    for number, (tier, place) in enumerate(places):
+        for other, taken in places[:number]:
+            if place == taken or place in taken.parents or taken in place.parents:
+                how = "is" if place == taken else "overlaps with"
+                detail = f"{place} {how} the place of tier {other.config.name!r}, {taken}"
+                yield (
+                    tier.config.name,
+                    CheckResult("place", ok=False, detail=detail, fix="give each tier its own place"),
+                )
+
+
+def check_capacities(places: list[tuple[ResolvedTier, Path]]) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a failure for tiers that fit one by one, and not together, on their file system."""
+    by_device: defaultdict[int, list[tuple[ResolvedTier, Path]]] = defaultdict(list)
+    for tier, place in places:
+        if tier.config.capacity is not None:
+            by_device[_existing(place).stat().st_dev].append((tier, place))
+    for tiers in by_device.values():
+        if len(tiers) > 1:
+            names = ", ".join(tier.config.name for tier, _ in tiers)
+            free = shutil.disk_usage(_existing(tiers[0][1])).free
+            held = sum(held_bytes(place) for place in {place for _, place in tiers})
+            wanted = sum(tier.config.capacity or 0 for tier, _ in tiers)
+            detail = f"{names} on one file system: {round_size(wanted)} together; {round_size(free)} free, "
+            detail += f"{round_size(held)} held by them"
+            missing = wanted - free - held
+            fix = f"free {round_size(missing)}, or lower their capacities by as much" if missing > 0 else ""
+            yield tiers[-1][0].config.name, CheckResult("space together", ok=missing <= 0, detail=detail, fix=fix)
+
+
+def _existing(place: Path) -> Path:
+    return next(path for path in (place, *place.parents) if path.exists())
+
+
+def held_bytes(place: Path) -> int:
+    """Return the bytes that files below a directory take, of at most ``FILES_MAX`` files."""
+    total, seen, folders = 0, 0, [place]
+    while folders and seen < FILES_MAX:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:  # it is gone, or not to be read; the check of the tier itself has the reason
+            continue
+    return total
