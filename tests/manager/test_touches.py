@@ -92,6 +92,14 @@ def test_a_use_costs_the_same_for_every_length_and_number_of_tiers(use: Callable
     assert 0 < many <= long == short < 512
 
 
+def test_a_short_prefix_is_looked_up_once() -> None:
+    """Its chunks are found and ranked by one lookup in the host tier and one below, because each store begins so.
+
+    A lookup hashes a key twice: to see whether it is there, and to get what is there.
+    """
+    assert lookups_of(continue_prompt, core_with(32, step_keys=1024), 32) == 2 * 2 * 32
+
+
 def test_a_long_prefix_is_continued_in_steps() -> None:
     """Its chunks are ranked and moved in every tier, tail first, in steps: the head is evicted last, everywhere."""
     core = core_with(CHUNKS, tiers=2)

@@ -22,11 +22,11 @@ def test_one_at_a_time_is_as_good_as_many(moves: list[str | int | tuple[int, int
             del used[move[0] : sum(move)]
             free.give_back(back)
             continue
-        was_free = len(free)
+        was_free = free.left
         taken = [free.take_one()] if move == "one" else free.take(int(move))
         assert not set(taken) & set(used)
         assert len(set(taken)) == len(taken)
         highest = max([highest, *taken])
         used += taken
-        assert len(free) == max(0, was_free - len(taken))
-        assert len(free) + len(used) == highest + 1
+        assert free.left == max(0, was_free - len(taken))
+        assert free.left + len(used) == highest + 1

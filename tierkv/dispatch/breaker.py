@@ -73,16 +73,14 @@ class Breaker:
         self._opened_s = 0.0
         self._transitions: TransitionLog[Event, State] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self.state = State.CLOSED
-
-    @property
-    def usable(self) -> bool:
-        """Whether operations may be submitted."""
-        return self.state is State.CLOSED
+        self.usable = True
+        """Whether operations may be submitted: the state is CLOSED."""
 
     def succeeded(self, now_s: float) -> None:
         """An operation was answered."""
         self._failures = 0
-        self._on(Event.SUCCEEDED, now_s)
+        if not self.usable:  # of a closed one it changes nothing
+            self._on(Event.SUCCEEDED, now_s)
 
     def failed(self, now_s: float) -> None:
         """An operation failed or missed its deadline; opens the breaker after ``failures_max`` in a row."""
@@ -114,4 +112,4 @@ class Breaker:
             self._transitions.append((event, after))
             self._failures = 0
             self._opened_s = now_s
-        self.state = after
+        self.state, self.usable = after, after is State.CLOSED

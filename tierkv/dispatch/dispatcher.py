@@ -317,7 +317,7 @@ class Dispatcher:
     def _start_trials(self, now_s: float) -> None:
         """Submit a trial to every tier whose breaker has cooled down."""
         for state in self._tier_states.values():
-            if state.detach_by_s is not None or not state.breaker.trial_is_due(now_s):
+            if state.breaker.usable or state.detach_by_s is not None or not state.breaker.trial_is_due(now_s):
                 continue
             state.breaker.trial_began(now_s)
             if state.relisting is not None:

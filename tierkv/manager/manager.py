@@ -87,7 +87,8 @@ class OffloadManager:
         self.step.now = now
         self.budget.begin_step()
         self.passages.begin_step()
-        self._touches.begin_step()
+        if self._touches.num_waiting:
+            self._touches.begin_step()
         self._host.dropping.free_some(self._freeing)
         self._tier_io.sweep()
 
@@ -156,8 +157,8 @@ class OffloadManager:
         below = [
             i for i, slot in enumerate(slots) if slot is None or not (allowed is None or self._may_hit(slot, allowed))
         ]
-        sources = self._tier_io.sources_of([wanted[i] for i in below], allowed, since=ctx.asked_s)
-        count = below[sources.index(None)] if None in sources else len(wanted)
+        found = self._tier_io.prefix_below([wanted[i] for i in below], allowed, since=ctx.asked_s) if below else 0
+        count = below[found] if found < len(below) else len(wanted)
         self.found_below += sum([slot is None or slot in table.filling for slot in slots[:count]])
         return count
 

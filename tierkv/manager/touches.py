@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.lower.tier_index import TierRows
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.policies.prefix_order import ranks_of
@@ -105,19 +107,48 @@ class Touches:
 
     def _find(self, use: _Use, by: _Continuation) -> None:
         """Look for further chunks of a prefix that are in a tier."""
+        if use.num_left <= TOGETHER and self._tiers.all_indexed and by.ctx.hints.load_tiers is None:
+            self._continue_short(use, by)
+            return
         first, end = by.num_present, min(use.num_left, by.num_present + KEYS_PER_LOOK * self._share.left)
         by.num_present += self._present_prefix(use.keys, first, end, by.ctx)
         self._share.take(cdiv(by.num_present - first + 1, KEYS_PER_LOOK))
         by.is_found = by.num_present < end or end == use.num_left
         if by.is_found:
             use.num_left = by.num_present
-            self._note_continued(use.keys[max(0, by.num_present - TOGETHER) : by.num_present], by)
+            if last := use.keys[max(0, by.num_present - TOGETHER) : by.num_present]:
+                self._note_continued(self._tiers.rows_of(last), by)
 
-    def _note_continued(self, keys: Sequence[Key], by: _Continuation) -> None:
-        """Note in the tiers which prefix the chunks of a request continue."""
-        if keys:
-            [rank] = ranks_of(by.ctx.request_id, [by.chunk_tokens])
-            self._tiers.note_continued(keys, rank)
+    def _note_continued(self, rows: Sequence[TierRows], by: _Continuation) -> None:
+        """Note in the tiers which prefix the chunks of a request continue. rows: of its last chunks."""
+        [rank] = ranks_of(by.ctx.request_id, [by.chunk_tokens])
+        self._tiers.note_continued(rows, rank)
+
+    def _continue_short(self, use: _Use, by: _Continuation) -> None:
+        """Find the chunks of a short prefix that are in a tier, and count their use, with one lookup for both."""
+        keys = use.keys[: use.num_left]
+        slots, rows = self._host.slots.find_all(keys), self._tiers.rows_of(keys)
+        below = {position for _, _, positions in rows for position in positions}
+        count = 0
+        while count < len(keys) and (slots[count] is not None or count in below):
+            count += 1
+        use.num_left = by.num_present = 0
+        uses = 1
+        if count:
+            rows = [(tier, some[:stop], at[:stop]) for tier, some, at in rows if (stop := bisect_left(at, count))]
+            self._note_continued(rows, by)
+            uses = self._rank(by, 0, slots[:count], rows)
+        self._share.take(cdiv(uses, SLOTS_PER_KEY))
+
+    def _rank(self, by: _Continuation, first: int, slots: Sequence[int | None], rows: Sequence[TierRows]) -> int:
+        """Rank chunks anew, from the one of number ``first`` on, where they are. Returns the number of uses."""
+        size, uses = by.chunk_tokens, len(slots)
+        ranks = ranks_of(by.ctx.request_id, range(size * (first + 1), size * (first + len(slots) + 1), size))
+        self._host.continue_prefix(slots, ranks)
+        for tier, some, positions in rows:
+            tier.residency.continue_prefix(some, [ranks[i] for i in positions])
+            uses += len(some)
+        return uses
 
     def _count_some(self, use: _Use) -> None:
         """Count the use of some chunks from the tail."""
@@ -126,10 +157,8 @@ class Touches:
         if by is not None:
             # With one chunk that was moved before, so that the parts of the prefix are linked.
             keys = use.keys[first : min(stop + 1, by.num_present)]
-            size = by.chunk_tokens
-            ranks = ranks_of(by.ctx.request_id, range(size * (first + 1), size * (first + len(keys) + 1), size))
-            self._host.continue_prefix(keys, ranks)
-            uses, per_key = len(keys) + self._tiers.continue_prefix(keys, ranks), SLOTS_PER_KEY
+            slots, rows = self._host.slots.find_all(keys), self._tiers.rows_of(keys)
+            uses, per_key = self._rank(by, first, slots, rows), SLOTS_PER_KEY
         else:
             tail_first = use.keys[first:stop][::-1]
             self._host.touch(tail_first)

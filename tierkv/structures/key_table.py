@@ -92,7 +92,7 @@ class IdPool:
         bound: number of numbers, or None for no bound.
     """
 
-    __slots__ = ("_bound", "_given_back", "_just_now", "fresh")
+    __slots__ = ("_bound", "_given_back", "_just_now", "fresh", "left")
 
     def __init__(self, bound: int | None) -> None:
         self._bound = bound
@@ -100,10 +100,8 @@ class IdPool:
         self._given_back = array("I")
         self.fresh = 0
         """Lowest number that was never taken."""
-
-    def __len__(self) -> int:
+        self.left = bound or 0
         """Number of free numbers; without a bound, of those that were given back."""
-        return len(self._just_now) + len(self._given_back) + (0 if self._bound is None else self._bound - self.fresh)
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over free numbers that were taken before."""
@@ -117,33 +115,37 @@ class IdPool:
         """
         if count == len(self._just_now):  # the common case: a store into a full tier
             numbers, self._just_now = self._just_now, []
+            self.left -= count
             return numbers
+        if self._bound is not None and count > self.left:
+            raise InvariantError(f"{count} numbers are wanted, {self.left} are free")
         self._store_just_now()
-        reused = min(count, len(self._given_back))
-        left = len(self._given_back) - reused
-        numbers = self._given_back[left:].tolist()
-        new = count - reused
-        if self._bound is not None and self.fresh + new > self._bound:
-            raise InvariantError(f"{count} numbers are wanted, {len(self)} are free")
-        del self._given_back[left:]
-        numbers.extend(range(self.fresh, self.fresh + new))
+        kept = max(0, len(self._given_back) - count)
+        numbers = self._given_back[kept:].tolist()
+        del self._given_back[kept:]
+        new = count - len(numbers)
+        numbers += range(self.fresh, self.fresh + new)
         self.fresh += new
+        self.left -= count if self._bound is not None else count - new
         return numbers
 
     def take_one(self) -> int:
         """Take one number; faster than :meth:`take`."""
-        if self._just_now:
-            return self._just_now.pop()
-        return self._given_back.pop() if self._given_back else self.take(1)[0]
+        if not (self._just_now or self._given_back):
+            return self.take(1)[0]
+        self.left -= 1
+        return (self._just_now or self._given_back).pop()
 
     def give_back(self, numbers: Sequence[int]) -> None:
         """Make numbers free again."""
         self._store_just_now()
         self._just_now.extend(numbers)
+        self.left += len(numbers)
 
     def _store_just_now(self) -> None:
-        self._given_back.extend(self._just_now)
-        self._just_now.clear()
+        if self._just_now:
+            self._given_back.extend(self._just_now)
+            self._just_now.clear()
 
 
 class KeyDirectory:
@@ -211,7 +213,7 @@ class KeyTable:
 
     def __len__(self) -> int:
         """Number of keys."""
-        return self._free.fresh - len(self._free)
+        return self._free.fresh - self._free.left
 
     def items(self) -> Iterator[tuple[Key, int]]:
         """Iterate over the keys with their numbers, in the order of the numbers."""

@@ -89,6 +89,9 @@ class Rings:
     def move(self, ring: int, handles: Sequence[int]) -> None:
         """Move handles from any ring, or from aside, to the newest end of one; the last one becomes the newest."""
         following, previous, end = self.next, self.previous, ~ring
+        if len(handles) > 2 and [*map(following.__getitem__, handles[:-1])] == [*handles[1:]]:  # noqa: PLR2004 - below it, the loop is as fast
+            self._move_run(end, handles[0], handles[-1])
+            return
         last = previous[end]
         for handle in handles:
             if handle == last:
@@ -101,6 +104,17 @@ class Rings:
             last = handle
         following[last] = end
         previous[end] = last
+
+    def _move_run(self, end: int, first: int, last: int) -> None:
+        """Move neighbours, as the chunks of a prefix are after their first use, to the end of a ring at once."""
+        following, previous = self.next, self.previous
+        before, after = previous[first], following[last]
+        if after == end:
+            return
+        following[before], previous[after] = after, before
+        newest = previous[end]
+        following[newest], previous[first] = first, newest
+        following[last], previous[end] = end, last
 
     def join(self, ring: int, other: int) -> None:
         """Append another ring to the newest end of one, in its order. Does nothing if both are the same."""

@@ -39,7 +39,7 @@ class HostCopies:
 
     def start(self, job: TransferJob) -> HostTransfer:
         """Submit a job to a copy thread. Does not wait."""
-        return HostTransfer(job, self._submit(lambda: self._run(job)), self._wait_for)
+        return HostTransfer(job, self._run, self._submit, self._wait_for)
 
     def close(self) -> None:
         """Do nothing: no device memory was taken."""
@@ -85,14 +85,22 @@ class HostCopies:
 class HostTransfer:
     """Job on a copy thread."""
 
-    def __init__(self, job: TransferJob, future: Future[CopyResult], wait_for: Wait) -> None:
+    def __init__(
+        self, job: TransferJob, run: Callable[[TransferJob], CopyResult], submit: Submit, wait_for: Wait
+    ) -> None:
         self._job = job
+        self._run = run
         self._wait_for = wait_for
-        self._future = future
+        self._result: CopyResult | None = None  # set on the copy thread: to read it takes no lock
+        self._future: Future[CopyResult] = submit(self._copy)
+
+    def _copy(self) -> CopyResult:
+        self._result = result = self._run(self._job)
+        return result
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._future.done()
+        return self._result is not None or self._future.done()
 
     def wait(self) -> None:
         """Wait until it has ended, with or without success."""
@@ -100,7 +108,9 @@ class HostTransfer:
 
     def result(self) -> CopyResult:
         """Return its result. Every key of a job that could not run has failed."""
-        try:  # one call that takes the future's lock, in place of three
+        if self._result is not None:
+            return self._result
+        try:
             return self._future.result()
         except Exception:  # noqa: BLE001 - whatever kept the job from running
             return failed_result(self._job)

@@ -261,9 +261,15 @@ def test_ranks_of_an_index_follow_their_chunks() -> None:
     keys = [make_key(b"old %d" % i, 0) for i in range(4)]
     tier.load_index([(Key(b"x"), 10), *((key, 10) for key in keys)], [9, 1, 2, 3, 0])
     residency = tier.residency
-    assert [residency.rows.last_written(keys[:count]) for count in range(5)] == [0, 1, 2, 3, 3]
+    assert [residency.rows.last_written(residency.rows.keys.known(keys[:count])) for count in range(5)] == [
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
     residency.schedule_delete(keys[2])
-    assert residency.rows.last_written(keys) == 2
+    assert residency.rows.last_written(residency.rows.keys.known(keys)) == 2
     tier.stored([(keys[1], 10)], 0.0)
-    assert residency.rows.last_written(keys) == 1, "written again, with an unknown rank"
-    assert residency.rows.last_written([B]) == 0
+    assert residency.rows.last_written(residency.rows.keys.known(keys)) == 1, "written again, with an unknown rank"
+    assert residency.rows.last_written(residency.rows.keys.known([B])) == 0

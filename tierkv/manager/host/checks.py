@@ -23,7 +23,7 @@ def check_slots(table: SlotTable, free: IdPool, listed: EvictionList) -> None:
         InvariantError: one is broken; names it.
     """
     owned = [slot for slot in range(table.num_slots) if table.states[slot]]
-    require(len(owned) + len(free) == table.num_slots, "slots free + owned differ from capacity")
+    require(len(owned) + free.left == table.num_slots, "slots free + owned differ from capacity")
     require(len(set(free)) == len(list(free)), "a slot is free twice")
     evictable = known = 0
     for slot in owned:

@@ -49,6 +49,8 @@ class HostTier:
         """Policy that decides the eviction order."""
         self.listed = EvictionList(policy, self.slots.key)
         """Chunks that the policy knows: READY, and not demoting."""
+        self.has_quotas = self.listed.tenants is not None
+        """Whether the policy keeps quotas of tenants."""
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self._free = IdPool(num_slots)
         self.dropping = ChunkDropping(self.slots, self._free, self.listed, self.waiters)
@@ -61,21 +63,16 @@ class HostTier:
     @property
     def room(self) -> int:
         """Number of slots available now: free ones and those of evictable chunks."""
-        return len(self._free) + self.listed.evictable
+        return self._free.left + self.listed.evictable
 
     @property
     def free(self) -> int:
         """Number of slots without a chunk."""
-        return len(self._free)
-
-    @property
-    def has_quotas(self) -> bool:
-        """Whether the policy keeps quotas of tenants."""
-        return self.listed.tenants is not None
+        return self._free.left
 
     def refused(self, keys: Sequence[Key]) -> Collection[int]:
         """Positions of those ``keys`` that the policy does not admit."""
-        return () if self._gate is None else self._gate.refuse(keys, len(self._free))
+        return () if self._gate is None else self._gate.refuse(keys, self._free.left)
 
     def ready_slots(self, leases: Iterable[tuple[int, int]]) -> list[int]:
         """Slots of those ``leases`` (slot, generation) whose chunks are READY and not demoting."""
@@ -195,7 +192,7 @@ class HostTier:
         Raises:
             InvariantError: there are fewer free slots.
         """
-        if len(keys) > len(self._free):
+        if len(keys) > self._free.left:
             raise InvariantError(f"admit() was called for {len(keys)} chunks, without room")
         slots = self._free.take(len(keys))
         table = self.slots
@@ -278,14 +275,15 @@ class HostTier:
 
     # -- eviction ----------------------------------------------------------------------------------------------------
 
-    def continue_prefix(self, keys: Sequence[Key], ranks: Sequence[int]) -> None:
+    def continue_prefix(self, slots: Sequence[int | None], ranks: Sequence[int]) -> None:
         """Rank visible chunks anew, in prefix order, because a request continues them; the head is the most recent."""
         table = self.slots
-        found = [(slot, rank) for slot, rank in zip(table.find_all(keys), ranks, strict=True) if slot is not None]
+        found = [(slot, rank) for slot, rank in zip(slots, ranks, strict=True) if slot is not None]
         for slot, rank in found:
             table.ranks[slot] = rank
         ready = [slot for slot, _ in found if table.states[slot] == _READY]
-        self.cancel_demotions(ready)
+        if table.demoting:
+            self.cancel_demotions(ready)
         self.listed.order.mark(ready, [table.ranks[slot] for slot in ready])
         self.policy.release(ready[::-1])
 
@@ -294,7 +292,7 @@ class HostTier:
 
         rank: of the first of the chunks that need the slots; those of its own request are kept for it.
         """
-        short = min(count - len(self._free), self.listed.evictable)
+        short = min(count - self._free.left, self.listed.evictable)
         victims = self.listed.evict(short, self.slots.pins, rank)
         return self._evict(victims) if victims else Evicted((), [])
 
@@ -304,7 +302,7 @@ class HostTier:
         Returns:
             The evicted chunks; None if there are not enough victims now: then nothing has changed.
         """
-        short = count - len(self._free)
+        short = count - self._free.left
         if short <= 0:
             return Evicted((), [])
         victims = self.listed.evict(short, self.slots.pins)

@@ -229,7 +229,7 @@ class LowerTier:
         residency = self.residency
         if residency.num_deleting or residency.has_quotas or self.phase.emptying:
             return False
-        return not (self.probes or self.write_queue)
+        return not (self.write_queue or (not self.capabilities.authoritative_index and self.probes))
 
     # -- existence ---------------------------------------------------------------------------------------------------
 

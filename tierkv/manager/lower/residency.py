@@ -65,16 +65,13 @@ class Residency:
         self._name = name
         self.listed = EvictionList(policy, self.rows.keys.key)
         """Rows that the policy knows: stored, and not being deleted."""
+        self.has_quotas = self.listed.tenants is not None
+        """Whether the policy keeps quotas of tenants."""
         if self.listed.tenants is not None:
             self.listed.tenants.chunk_bytes = self.rows.frame_bytes_of
         self._deleting_bytes = 0
         self._frame_bytes_max = 1
         self._deletions = DeletionQueue(delete_retry_s)
-
-    @property
-    def has_quotas(self) -> bool:
-        """Whether the policy keeps quotas of tenants."""
-        return self.listed.tenants is not None
 
     def __len__(self) -> int:
         """Number of stored chunks. O(rows)."""
@@ -188,7 +185,7 @@ class Residency:
         A chunk may be written although its old frame is still accounted and possibly corrupt. A deletion of the old
         frame beside the write could delete the new frame, or leave a frame that is not accounted.
         """
-        rows, flags = self.rows.rows_of(keys), self.rows.flags
+        rows, flags = self.rows.add(keys), self.rows.flags
         self._use(rows)
         for row in rows:
             flags[row] |= WRITING

@@ -15,9 +15,6 @@ from tierkv.types.keys import Key
 STORED, WRITING, DELETING = 1, 2, 4
 """Flags of a row, in any combination: a frame is at rest in the tier; one is being written; one is being deleted."""
 
-LAST_MAX = 256
-"""Chunks of a prompt among which the last one that was written is sought, when a request continues it."""
-
 
 class RowTable:
     """Columns by row, and the table of keys. Sans-IO; every question is O(1) per key unless it says otherwise.
@@ -70,10 +67,10 @@ class RowTable:
         """Bytes at rest of the chunk in a row."""
         return self.frame_bytes[row]
 
-    def last_written(self, keys: Sequence[Key]) -> int:
-        """Written rank of the last of ``keys`` that is stored here with one; 0: there is none. Looks at a few."""
-        for row in reversed(self.keys.find_all(keys[-LAST_MAX:])):
-            if row is not None and self.is_listed(row) and (rank := self.written.at(row)):
+    def last_written(self, rows: Sequence[int]) -> int:
+        """Written rank of the last of ``rows`` that is stored here with one; 0: there is none."""
+        for row in reversed(rows):
+            if self.is_listed(row) and (rank := self.written.at(row)):
                 return rank
         return 0
 
@@ -113,9 +110,12 @@ class RowTable:
     def rows_of(self, keys: Sequence[Key]) -> list[int]:
         """Rows of many keys; new ones for those that have none. ``keys`` may contain duplicates."""
         rows = self.keys.known(keys)
-        if len(rows) < len(keys):
-            rows = self.keys.numbers(keys)
-            self._lengthen()
+        return rows if len(rows) == len(keys) else self.add(keys)
+
+    def add(self, keys: Sequence[Key]) -> list[int]:
+        """Rows of many keys, as :meth:`rows_of`; in fewer calls where most of them have none."""
+        rows = self.keys.numbers(keys)
+        self._lengthen()
         return rows
 
     def _lengthen(self) -> None:

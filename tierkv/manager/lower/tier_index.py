@@ -17,6 +17,9 @@ NOWHERE = 1 << 30
 FEW_KEYS = 4
 """Number of keys that are looked up one by one: a batch first looks at every tier."""
 
+TierRows = tuple[LowerTier, list[int], list[int]]
+"""A tier, rows of chunks that it has stored, and their positions among the keys that were looked up, ascending."""
+
 
 class TierIndex:
     """Tiers with an authoritative index that share one directory of keys. Sans-IO, single-threaded.
@@ -79,21 +82,22 @@ class TierIndex:
     def touch(self, keys: Sequence[Key]) -> int:
         """Count a use of chunks in every tier that has them, in the order of ``keys``. Returns the number of uses."""
         uses = 0
-        for tier, rows, _ in self._rows(keys):
+        for tier, rows, _ in self.rows_of(keys):
             tier.policy.touch(rows)
             uses += len(rows)
         return uses
 
-    def continue_prefix(self, keys: Sequence[Key], ranks: Sequence[int]) -> int:
-        """Rank chunks anew in every tier that has them; see :meth:`Residency.continue_prefix`. Returns their number."""
-        moves = 0
-        for tier, rows, positions in self._rows(keys):
-            tier.residency.continue_prefix(rows, [ranks[i] for i in positions])
-            moves += len(rows)
-        return moves
-
-    def _rows(self, keys: Sequence[Key]) -> list[tuple[LowerTier, list[int], list[int]]]:
+    def rows_of(self, keys: Sequence[Key]) -> list[TierRows]:
         """Each tier that has any of ``keys``: rows of those that it has stored, and their positions in ``keys``."""
+        if len(self._ranked) == 1:  # usual, and in few calls
+            ((_, tier),) = self._ranked.values()
+            own, known = tier.residency.rows.flags, tier.residency.rows.keys.find_all(keys)
+            found = [
+                (row, position)
+                for position, row in enumerate(known)
+                if row is not None and own[row] & (STORED | DELETING) == STORED
+            ]
+            return [(tier, [row for row, _ in found], [position for _, position in found])] if found else []
         tables = self._directory.tables
         rows: list[list[int]] = [[] for _ in tables]
         positions: list[list[int]] = [[] for _ in tables]

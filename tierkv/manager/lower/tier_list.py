@@ -9,7 +9,7 @@ from itertools import islice
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
-from tierkv.manager.lower.tier_index import NOWHERE, TierIndex
+from tierkv.manager.lower.tier_index import NOWHERE, TierIndex, TierRows
 from tierkv.structures.key_table import KeyTable
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -31,6 +31,8 @@ class TierList:
         """Whether a tier in service takes writes."""
         self.writes_back = False
         """Whether a tier in service is written on eviction."""
+        self.all_indexed = True
+        """Whether every tier in service has an authoritative index, so that no tier has to be asked."""
         self._by_index = {tier.index: tier for tier in self.in_service}
         self._forgotten: deque[tuple[KeyTable, Iterator[int]]] = deque()  # with the numbers left to discard
         self._rank()
@@ -141,15 +143,19 @@ class TierList:
         """Count a use of chunks in every tier that has them, in the order of ``keys``. Returns the number of uses."""
         return sum([index.touch(keys) for index in self._indexes])
 
-    def continue_prefix(self, keys: Sequence[Key], ranks: Sequence[int]) -> int:
-        """Rank chunks anew in every tier that has them, because a request continues them. Returns their number."""
-        return sum([index.continue_prefix(keys, ranks) for index in self._indexes])
+    def rows_of(self, keys: Sequence[Key]) -> list[TierRows]:
+        """Each tier with an index that has any of ``keys``: their rows there, and their positions in ``keys``."""
+        return [one for index in self._indexes for one in index.rows_of(keys)]
 
-    def note_continued(self, keys: Sequence[Key], rank: int) -> None:
-        """Note in every tier that keeps ranks that a request of this rank continues ``keys``, the end of a prefix."""
+    def note_continued(self, rows: Sequence[TierRows], rank: int) -> None:
+        """Note in every tier that keeps ranks that a request of this rank continues chunks, the end of a prefix.
+
+        rows: of the chunks.
+        """
+        by_tier = {tier.index: some for tier, some, _ in rows}
         for tier in self.in_service:
             if tier.capabilities.keeps_ranks:
-                tier.written_ranks.continues(rank, tier.residency.rows.last_written(keys))
+                tier.written_ranks.continues(rank, tier.residency.rows.last_written(by_tier.get(tier.index, ())))
 
     def _rank(self) -> None:
         """Rank the tiers anew after a change of their order."""
@@ -166,6 +172,7 @@ class TierList:
         self._probed = [
             (rank, tier) for rank, tier in enumerate(self.in_service) if not tier.capabilities.authoritative_index
         ]
+        self.all_indexed = not self._probed
 
     # -- attached and detached tiers ---------------------------------------------------------------------------------
 

@@ -97,6 +97,19 @@ class TierIO:
         """Fastest allowed tier that is known to have each of ``keys``; see :meth:`TierList.sources_of`."""
         return self._tiers.sources_of(keys, self._step.now, allowed, since=since, trusting=trusting)
 
+    def prefix_below(self, keys: Sequence[Key], allowed: Collection[str] | None, *, since: float) -> int:
+        """Number of leading ``keys`` that have a source; see :meth:`sources_of`.
+
+        The first one is looked up alone, because a prefix mostly ends where the host tier has no more of it.
+        """
+        found = 0
+        for some in (keys[:1], keys[1:]):
+            sources = self.sources_of(some, allowed, since=since)
+            if None in sources:
+                return found + sources.index(None)
+            found += len(some)
+        return found
+
     # -- speed ---------------------------------------------------------------------------------------------------------
 
     def remeasure(self, tier: int, key: Key) -> None:
@@ -244,7 +257,9 @@ class TierIO:
 
     def _is_idle(self) -> bool:
         """Whether nothing is due: the answer in most steps, so it costs a few calls."""
-        if self._promotions or self._host.has_quotas or self.retention.lifetimes or self.cascades.has_ready:
+        if self._promotions or self._host.has_quotas or self.cascades.has_ready:
+            return False
+        if self.retention.has_ever_expiring and self.retention.lifetimes:
             return False
         for tier in self._tiers.with_detached:
             if not tier.is_idle():

@@ -141,7 +141,10 @@ class Demotions:
 
     def end_writes(self, slots: Sequence[int]) -> None:
         """Undo one hold of a write of each slot. Demoting chunks without further holds are evicted."""
-        self._admissions.report_evicted(self._host.end_demotions(slots).keys)
+        if self._host.slots.demoting:
+            self._admissions.report_evicted(self._host.end_demotions(slots).keys)
+        else:
+            self._host.unpin_written(slots)
 
     # -- flush -------------------------------------------------------------------------------------------------------
 

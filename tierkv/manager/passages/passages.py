@@ -361,6 +361,8 @@ class Passages:
     def begin_step(self) -> None:
         """Release what earlier steps left, and let the oldest passages take slots, asked about or not."""
         self._releases.begin_step()
+        if not self._by_owner:
+            return
         while (head := self._held_queue.head) is not None and self._granting.left > 0:
             before = head.num_granted
             self._grant(head)

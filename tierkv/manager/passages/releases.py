@@ -51,7 +51,7 @@ class SlotReleases:
 
     def begin_step(self) -> None:
         """Release what earlier steps left, in one batch: a passage may hold only a few slots."""
-        if not self.is_idle:
+        if self._waiting or self._ended:
             self._host.unpin(self._take_waiting())
 
     def _take_waiting(self) -> list[int]:

@@ -138,7 +138,8 @@ class Loads:
 
     def begin_step(self) -> None:
         """Let tiers read on: streams take the slots that became free before this step's stores do."""
-        self._gather_streams()
+        if self._streams:
+            self._gather_streams()
 
     def make_due_jobs(self, *, is_last: bool) -> None:
         """Make the jobs that are due.

@@ -26,7 +26,8 @@ class EngineCache:
         self._runs: deque[tuple[int, Sequence[Key]]] = deque()
         self._number = 0
         self._chunks = 0
-        self._waiting: deque[tuple[int, Sequence[Key], bool]] = deque()  # number, keys, whether they are added
+        self.waiting: deque[tuple[int, Sequence[Key], bool]] = deque()
+        """Changes that :meth:`advance` has not applied: number of a run, its keys, and whether they are added."""
         self._position = 0  # in the first of these
 
     def add(self, keys: Sequence[Key], num_blocks: int) -> None:
@@ -39,18 +40,18 @@ class EngineCache:
         self._number += 1
         run = tuple(keys)
         self._runs.append((self._number, run))
-        self._waiting.append((self._number, run, True))
+        self.waiting.append((self._number, run, True))
         self._chunks += len(run)
         while self._chunks > num_blocks // self._blocks_per_chunk and len(self._runs) > 1:
             number, gone = self._runs.popleft()
             self._chunks -= len(gone)
-            self._waiting.append((number, gone, False))
+            self.waiting.append((number, gone, False))
 
     def advance(self, keys_max: int) -> int:
         """Apply what was added and what has left, up to ``keys_max`` chunks. Returns the number of chunks."""
         left, latest = keys_max, self._latest
-        while self._waiting and left > 0:
-            number, keys, is_added = self._waiting[0]
+        while self.waiting and left > 0:
+            number, keys, is_added = self.waiting[0]
             part = keys[self._position : self._position + left]
             if is_added:
                 latest.update(dict.fromkeys(part, number))
@@ -61,7 +62,7 @@ class EngineCache:
             left -= len(part)
             self._position += len(part)
             if self._position == len(keys):
-                self._waiting.popleft()
+                self.waiting.popleft()
                 self._position = 0
         return keys_max - left
 

@@ -75,6 +75,8 @@ class Questions:
         lookup.found_below = lookup.found_below or manager.found_below != below
         self._share.take(found // KEYS_PER_LOOK)
         lookup.reached[run] = first + found - start
+        if first + found < end and manager.tiers.all_indexed:  # nothing is to be asked: what ends the run is missing
+            self._seen[keys[first + found]] = LookupResult.MISS
         if first + found == end < stop:
             lookup.paused = True
         return first + found - start

@@ -108,7 +108,8 @@ class ReadAhead:
 
     def begin_step(self) -> None:
         """Read for requests that arrived in an earlier step, as far as room, bounds and budget allow."""
-        self._update_cache()
+        if self._cache.waiting:
+            self._update_cache()
         counters = self._counters
         while self._waiting:
             room = min(self._chunks_max, read_ahead_credit(counters)) - self._num_read

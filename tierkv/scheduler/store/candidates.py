@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -21,6 +23,9 @@ class Candidate(NamedTuple):
     number: int
     """Index of the chunk in its group."""
     end_token: int
+
+
+_make_candidate = partial(tuple.__new__, Candidate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +87,11 @@ def count_storable(record: RequestRecord, geometry: Geometry, tokens: int) -> in
 def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
     """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``, the nearest to the start."""
     found: list[Candidate] = []
+    factor = geometry.blocks_per_chunk
     for group, state in zip(geometry.groups, record.groups, strict=True):
-        room = chunks_max
-        for i in storable_chunks(group, state, geometry.blocks_per_chunk, tokens):
-            found.append(Candidate(state.keys[i], group.index, i, (i + 1) * group.chunk_tokens))
-            room -= 1
-            if not room:
-                break
+        index, size, keys = group.index, group.chunk_tokens, state.keys
+        numbers = islice(storable_chunks(group, state, factor, tokens), chunks_max)
+        found += map(_make_candidate, [(keys[i], index, i, (i + 1) * size) for i in numbers])
     if len(found) <= chunks_max:
         return found
     found.sort(key=attrgetter("end_token"))

@@ -92,7 +92,7 @@ class Stores:
         Chunks that a step completes are always offered together. Otherwise a fast prompt would lose its end; the cost
         is a small part of computing it.
         """
-        new = sum(cdiv(new_tokens, group.chunk_tokens) for group in self._geometry.groups)
+        new = sum([cdiv(new_tokens, group.chunk_tokens) for group in self._geometry.groups])
         return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
 
     @property
@@ -270,6 +270,8 @@ class Stores:
 
 def _one_per_key(chunks: Sequence[_ChunkT], slots: Mapping[Key, SlotRef]) -> Collection[_ChunkT]:
     """The first chunk of each key that was granted a slot: chunks with equal keys have one slot, to be filled once."""
+    if len(slots) == len(chunks):  # each chunk has its own
+        return chunks
     first: dict[Key, _ChunkT] = {}
     for chunk in chunks:
         if chunk.key in slots:
