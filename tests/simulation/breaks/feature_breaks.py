@@ -17,7 +17,6 @@ from simulation.checks.quotas import QUOTAS
 from simulation.checks.service import PROGRESS
 from simulation.engine.kv_memory import WRONG_BYTES
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.dispatch.tier_state import UnlistedTiers
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
@@ -104,12 +103,6 @@ def an_emptied_tier_is_in_use_before_it_is_empty(patch: Patch) -> None:
         return count
 
     patch.setattr(LowerTier, "continue_reset", hasty)
-
-
-@breaks("restarts", RESET, seeds=20)  # rarely is a tier emptied after a scan that failed
-def a_reset_leaves_what_could_not_be_listed(patch: Patch) -> None:
-    patch.setattr(UnlistedTiers, "add", lambda self, state, scan, now_s: state.breaker.trip(now_s))
-    patch.setattr(LowerTier, "knows_content", property(lambda self: True, lambda self, known: None), raising=False)
 
 
 @breaks("resets", RESET)
