@@ -109,5 +109,5 @@ class CounterChecks:
             "probes": counters.probes,
         }  # fmt: skip
         for name, seen_of in self._by_tier.items():
-            said, seen = +said_of[name], +seen_of
-            demand(said == seen, COUNTED, f"{name} are {dict(said)}, and {dict(seen)} were seen")
+            counted, observed = +said_of[name], +seen_of
+            demand(counted == observed, COUNTED, f"{name} are {dict(counted)}, and {dict(observed)} were seen")
