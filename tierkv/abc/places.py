@@ -48,6 +48,24 @@ def _sync_names(directory: Path) -> None:
         os.close(fd)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a file, link or directory that cannot be used, by the suffix ``.damaged``. Returns its new path.
+
+    One name is used again and again, so that damage does not fill a disk. May be called on any thread.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    aside = path.with_name(f"{path.name}.damaged")
+    number = 2
+    while os.path.lexists(aside) and aside.is_dir():  # only a directory could not be replaced
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        number += 1
+    if path.is_dir() and not path.is_symlink():
+        aside.unlink(missing_ok=True)
+    return path.rename(aside)
+
+
 def check_private_directory(path: Path, option: str = "path") -> None:
     """Check that no other user can replace the files in an existing directory. Changes nothing. On any thread.
 

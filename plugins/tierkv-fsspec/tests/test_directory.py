@@ -248,7 +248,7 @@ def test_odd_directory_names(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name / object_name(key(1))).is_file()
 
 
-@pytest.mark.parametrize("content", ["{}", "not json", '{"format": "tierkv-fsspec", "version": 2}'])
+@pytest.mark.parametrize("content", ["{}", '{"format": "tierkv-fsspec", "version": 2}'])
 def test_foreign_manifest_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
     """Data of another program, or of a later version, must not be written."""
     manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
@@ -260,15 +260,26 @@ def test_foreign_manifest_is_refused_and_unchanged(tmp_path: Path, content: str)
     assert manifest.read_text() == content
 
 
-def test_an_endless_manifest_is_not_read(tmp_path: Path) -> None:
-    """A manifest that grew must not fill the memory of the engine that starts."""
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "endless"])
+def test_a_damaged_manifest_is_written_anew(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One bad byte in a side file keeps no engine from starting, a long one does not fill its memory, and every chunk
+    stays.
+    """
+    backend = open_at(f"file://{tmp_path}")
+    put(backend, {key(1): FRAME})
+    backend.close()
     manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
-    manifest.parent.mkdir()
-    manifest.touch()
-    os.truncate(manifest, 1 << 40)
-    with pytest.raises(NamespaceMismatchError, match="longer than") as failure:
-        open_at(f"file://{tmp_path}")
-    assert str(manifest) in str(failure.value)
+    content = manifest.read_bytes()
+    if damage == "endless":
+        os.truncate(manifest, 1 << 40)
+    else:
+        damaged = {"cut": content[:-20], "flipped": bytes([content[0] ^ 0x80]) + content[1:], "empty": b""}
+        manifest.write_bytes(damaged[damage])
+    backend = open_at(f"file://{tmp_path}")
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+    assert "written anew" in caplog.text
+    assert json.loads(manifest.read_bytes())["fingerprint"] == namespace().fingerprint().hex()
 
 
 DISK_FULL = """

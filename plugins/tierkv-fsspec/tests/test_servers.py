@@ -262,8 +262,6 @@ def test_manifest_describes_the_namespace_for_users(server: ObjectServer, url: s
     ("content", "message"),
     [
         (b"{}", "not a manifest of tierkv"),
-        (b"\xff not json", "not a manifest of tierkv"),
-        (b"", "not a manifest of tierkv"),
         (b'{"format": "tierkv-fsspec", "version": 2}', "version is 2, and this program reads 1"),
     ],
 )
@@ -276,6 +274,16 @@ def test_foreign_manifest_is_refused_and_unchanged(
         open_at(url, **options)
     assert "Give another url" in str(failure.value)
     assert server.get(url, MANIFEST) == content
+
+
+@pytest.mark.parametrize("content", [b"\xff not json", b""])
+def test_a_damaged_manifest_is_written_anew(
+    server: ObjectServer, url: str, options: dict[str, Any], content: bytes
+) -> None:
+    """It stands below this namespace's fingerprint, so it can be nothing else."""
+    server.put(url, MANIFEST, content)
+    open_at(url, **options).close()
+    assert json.loads(server.get(url, MANIFEST))["format"] == "tierkv-fsspec"
 
 
 def test_mismatching_manifest_names_what_differs(server: ObjectServer, url: str, options: dict[str, Any]) -> None:

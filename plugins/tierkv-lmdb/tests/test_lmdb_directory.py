@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+from itertools import product
 from pathlib import Path
 
 import lmdb
@@ -59,7 +60,7 @@ def test_open_waits_out_a_check(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["{}", '{"format": "tierkv-lmdb", "version": 2}', '{"format": "tierkv-disk", "version": 1}', "\x00not json"],
+    ["{}", '{"format": "tierkv-lmdb", "version": 2}', '{"format": "tierkv-disk", "version": 1}'],
 )
 def test_foreign_marker_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
     """A directory of another program, or of a later version, must not be written."""
@@ -72,16 +73,51 @@ def test_foreign_marker_is_refused_and_unchanged(tmp_path: Path, content: str) -
     assert [path.name for path in tmp_path.iterdir()] == [marker.name]
 
 
-@pytest.mark.parametrize("damage", ["another model", "broken"])
-def test_manifest_of_another_namespace_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_marker_beside_foreign_files_is_refused(tmp_path: Path) -> None:
+    """Then it may be no marker of ours, and nothing may be written."""
+    (tmp_path / "tierkv-lmdb.json").write_text("\x00not json")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(NamespaceMismatchError, match=r"notes\.txt"):
+        open_at(tmp_path)
+    assert (tmp_path / "tierkv-lmdb.json").read_text() == "\x00not json"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*product(("tierkv-lmdb.json", "namespace.json"), ("cut", "flipped")), ("namespace.json", "another value")],
+)
+def test_a_damaged_side_file_is_written_anew(
+    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bad byte keeps no engine from starting, and every chunk stays: each frame names its namespace."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): b"frame"})
+    backend.close()
+    file = (tmp_path if name == "tierkv-lmdb.json" else directory(tmp_path)) / name
+    content = file.read_bytes()
+    damaged = {
+        "cut": content[:-5],
+        "flipped": bytes([content[0] ^ 0x80]) + content[1:],
+        "another value": content.replace(b'"dtype": "b', b'"dtype": "c'),
+    }
+    assert damaged[damage] != content
+    file.write_bytes(damaged[damage])
+    backend = open_at(tmp_path)
+    assert get(backend, key(1)) == [b"frame"]
+    backend.close()
+    assert "written anew" in caplog.text
+    assert file.read_bytes() == content
+
+
+def test_manifest_of_another_namespace_is_refused(tmp_path: Path) -> None:
     """A directory renamed or copied by hand must not serve its bytes to another model."""
     backend = open_at(tmp_path)
     put(backend, {key(1): b"frame"})
     backend.close()
     manifest = directory(tmp_path) / "namespace.json"
     content = json.loads(manifest.read_text())
-    content["namespace"]["model"] = "another"
-    manifest.write_text(json.dumps(content) if damage == "another model" else manifest.read_text()[:-20])
+    content["namespace"]["model"], content["fingerprint"] = "another", 32 * "0"
+    manifest.write_text(json.dumps(content))
     with pytest.raises(NamespaceMismatchError, match=str(manifest)):
         open_at(tmp_path)
     assert (directory(tmp_path) / "data.mdb").exists()
@@ -90,9 +126,7 @@ def test_manifest_of_another_namespace_is_refused(tmp_path: Path, damage: str) -
 @pytest.mark.parametrize("kind", ["grown", "link", "pipe"])
 @pytest.mark.parametrize("name", ["tierkv-lmdb.json", "namespace.json", "unsynced", "damage.json"])
 def test_an_endless_side_file_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
-    """A link to an endless device must not fill the memory, and a pipe must not hang: a named error, or a fresh start
-    where the file is only a hint.
-    """
+    """A link to an endless device must not fill the memory, and a pipe must not hang. It is set aside."""
     backend = open_at(tmp_path)
     put(backend, {key(1): b"frame"})
     backend.close()
@@ -105,14 +139,10 @@ def test_an_endless_side_file_is_not_read(tmp_path: Path, name: str, kind: str) 
         file.symlink_to("/dev/zero")
     else:
         os.mkfifo(file)
-    if name in {"tierkv-lmdb.json", "namespace.json"}:
-        with pytest.raises(NamespaceMismatchError, match=str(file)):
-            open_at(tmp_path)
-    else:
-        backend = open_at(tmp_path)
-        put(backend, {key(2): b"another"})
-        assert get(backend, key(2)) == [b"another"]
-        backend.close()
+    backend = open_at(tmp_path)
+    put(backend, {key(2): b"another"})
+    assert get(backend, key(2)) == [b"another"]
+    backend.close()
 
 
 def test_manifest_describes_the_namespace(tmp_path: Path) -> None:

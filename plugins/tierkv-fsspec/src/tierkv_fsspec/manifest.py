@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -10,30 +11,35 @@ from typing import Any
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_fsspec.failures import clear_tracebacks
-from tierkv_fsspec.stores.store import SHORT_BYTES_MAX, Store, TooLongError
+from tierkv_fsspec.stores.store import Store, TooLongError
 
 MANIFEST = "namespace.json"
 FORMAT = "tierkv-fsspec"
 VERSION = 1
+_log = logging.getLogger(__name__)
 
 
 def claim_namespace(store: Store, namespace: Namespace, url: str, now: datetime) -> None:
     """Write the manifest, or compare with the existing one. Of concurrent writers, one writes it.
 
+    A damaged manifest is replaced, and the chunks stay: each frame names its namespace, and is checked.
+
     Raises:
-        NamespaceMismatchError: the manifest describes another namespace, or cannot be read; names the differences.
+        NamespaceMismatchError: the manifest describes another namespace; names the differences.
     """
     if compare_manifest(store, namespace, url):
         return
-    if not store.create(MANIFEST, _write(namespace, now)):
-        compare_manifest(store, namespace, url)
+    content = _write(namespace, now)
+    if not store.create(MANIFEST, content) and not compare_manifest(store, namespace, url):
+        _log.warning("%s/%s is damaged, and written anew", url, MANIFEST)
+        store.write(MANIFEST, memoryview(content))
 
 
 def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
-    """Whether a manifest exists.
+    """Whether there is a manifest that is not damaged.
 
     Raises:
-        NamespaceMismatchError: the manifest describes another namespace, or cannot be read; names the differences.
+        NamespaceMismatchError: the manifest describes another namespace; names the differences.
     """
     try:
         text = store.read(MANIFEST)
@@ -41,11 +47,12 @@ def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
         clear_tracebacks(error)
         return False
     except TooLongError as error:
-        raise NamespaceMismatchError(
-            f"{url}/{MANIFEST} is no manifest of tierkv: it is longer than {SHORT_BYTES_MAX} bytes. Give another url; "
-            f"or, if that data is not needed, remove everything below {url}"
-        ) from error
-    differences = list(_differences(text, namespace))
+        clear_tracebacks(error)
+        return False
+    found = _parse(text)
+    if found is None:
+        return False
+    differences = list(_differences(found, namespace))
     if differences:
         raise NamespaceMismatchError(
             f"{url}/{MANIFEST} does not describe this namespace ({namespace.model!r}): {'; '.join(differences)}. "
@@ -65,11 +72,10 @@ def _write(namespace: Namespace, now: datetime) -> bytes:
     return json.dumps(content, indent=1).encode()
 
 
-def _differences(text: bytes, namespace: Namespace) -> Iterator[str]:
+def _differences(found: dict[str, Any], namespace: Namespace) -> Iterator[str]:
     """Differences between the stored manifest and the namespace, in words. The creation time is not compared."""
-    found = _parse(text)
-    if found is None or found.get("format") != FORMAT:
-        yield f"it is not a manifest of tierkv but {text[:100]!r}"
+    if found.get("format") != FORMAT:
+        yield f"it is not a manifest of tierkv but {str(found)[:100]}"
         return
     if found.get("version") != VERSION:
         yield f"its version is {found.get('version')!r}, and this program reads {VERSION}"

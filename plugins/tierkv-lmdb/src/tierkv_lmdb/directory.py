@@ -16,13 +16,14 @@ import fcntl
 import json
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierkv.abc.places import make_private_directory, read_short_file
+from tierkv.abc.places import make_private_directory, read_short_file, set_aside
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 
@@ -36,6 +37,7 @@ DATA_FILES = ("data.mdb", "lock.mdb")
 LOCK_TRIES_S = (0.05, 0.1, 0.2)
 """Pauses between tries for the lock, in seconds: `tierkv check` holds it for an instant."""
 
+_NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
@@ -119,8 +121,8 @@ def claim_root(root: Path) -> None:
     trouble = foreign_content(root)
     if trouble:
         raise NamespaceMismatchError(trouble)
-    if not (root / MARKER).exists():
-        write_durably(root / MARKER, json.dumps(FORMAT))
+    if _read_json(root / MARKER) != FORMAT:
+        _begin_anew(root / MARKER, json.dumps(FORMAT))
     elif not os.access(root, os.W_OK):
         raise PermissionError(f"no permission to write in {root}")
 
@@ -145,43 +147,64 @@ def require_root(root: Path) -> None:
 def foreign_content(root: Path) -> str | None:
     """Reason why an existing ``root`` is not a tierkv-lmdb directory; None if it is one or may become one."""
     names = {path.name for path in root.iterdir()}
-    if MARKER in names:
-        found = _read_json(root / MARKER)
-        if found == FORMAT:
-            return None
+    found = _read_json(root / MARKER)
+    if found == FORMAT:
+        return None
+    if isinstance(found, dict):
         return f"{root / MARKER} holds {found!r}, and this version of tierkv-lmdb reads {FORMAT!r}: give another path"
-    foreign = sorted(name for name in names if not name.startswith(f"{MARKER}.") and name != "lost+found")
+    is_damaged = MARKER in names
+    foreign = sorted(
+        name
+        for name in names
+        if not (name.startswith(MARKER) or name == "lost+found" or (is_damaged and _NAMESPACE.fullmatch(name)))
+    )
     if not foreign:
         return None
-    return f"{root} is not a directory of tierkv-lmdb: it has no {MARKER} but {foreign[0]!r}. Give an empty or new path"
+    no_marker = "its marker is damaged, and it has" if is_damaged else f"it has no {MARKER} but"
+    return f"{root} is not a directory of tierkv-lmdb: {no_marker} {foreign[0]!r}. Give an empty or new path"
 
 
 def claim_namespace(directory: Path, namespace: Namespace) -> None:
     """Write the manifest of the namespace, or compare with the existing one. The caller holds the lock.
 
+    A damaged manifest is written anew, and the data stays: each frame names its namespace, and is checked.
+
     Raises:
-        NamespaceMismatchError: the manifest describes another namespace, or cannot be read.
+        NamespaceMismatchError: the manifest describes another namespace.
+        OSError: it cannot be written.
     """
-    manifest = directory / MANIFEST
-    if manifest.exists():
-        require_manifest(directory, namespace)
-    else:
-        write_durably(manifest, json.dumps(_description(namespace), indent=1, sort_keys=True))
+    if not has_manifest(directory, namespace):
+        _begin_anew(directory / MANIFEST, json.dumps(_description(namespace), indent=1, sort_keys=True))
 
 
-def require_manifest(directory: Path, namespace: Namespace) -> None:
-    """Check that a directory belongs to a namespace.
+def has_manifest(directory: Path, namespace: Namespace) -> bool:
+    """Whether a directory has the manifest of a namespace. False: it has none, or a damaged one.
 
     Raises:
-        NamespaceMismatchError: the manifest describes another namespace, or cannot be read.
+        NamespaceMismatchError: the manifest describes another namespace.
     """
     manifest, wanted = directory / MANIFEST, _description(namespace)
     found = _read_json(manifest)
-    if found != wanted:
+    if found == wanted:
+        return True
+    # With this fingerprint, which is the directory's name as well, it can describe no other namespace.
+    if isinstance(found, dict) and (
+        found.get("fingerprint") != directory.name or any(found.get(name) != value for name, value in FORMAT.items())
+    ):
         raise NamespaceMismatchError(
             f"{manifest} does not describe this namespace ({namespace.model!r}, fingerprint {directory.name}) but "
             f"{str(found)[:200]}. If the directory is not needed, remove {directory}"
         )
+
+    return False
+
+
+def _begin_anew(path: Path, text: str) -> None:
+    """Write a file; what is there already is damaged, and is set aside."""
+    if os.path.lexists(path):
+        aside = set_aside(path)
+        _log.warning("%s is damaged: it is kept as %s, and written anew", path, aside.name)
+    write_durably(path, text)
 
 
 def _description(namespace: Namespace) -> object:
@@ -267,10 +290,11 @@ def sync_directory(path: Path) -> None:
 
 
 def _read_json(path: Path) -> object:
+    """Content of a short JSON file; None if it is absent or damaged."""
     try:
         return json.loads(read_short_file(path))
-    except (OSError, ValueError, RecursionError) as error:
-        return f"unreadable content ({error})"
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _text_of(path: Path) -> str:

@@ -19,7 +19,7 @@ from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb import frame_reads
-from tierkv_lmdb.directory import MANIFEST, UNSYNCED, is_of_this_boot, require_manifest
+from tierkv_lmdb.directory import MANIFEST, UNSYNCED, has_manifest, is_of_this_boot
 from tierkv_lmdb.environments.environment import DATABASES, Environment
 from tierkv_lmdb.environments.file_watch import DATA_FILE
 from tierkv_lmdb.failures import Failures
@@ -110,7 +110,7 @@ class LmdbReader:
         try:
             if not (self._directory / MANIFEST).exists() or self._is_untrusted():
                 return None
-            require_manifest(self._directory, self._namespace)
+            has_manifest(self._directory, self._namespace)
             env = lmdb.open(
                 str(self._directory),
                 map_size=max(MAP_BYTES_MIN, 2 * file_bytes),

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from tierkv.abc import places
+
 TEMPORARY_PREFIX = ".tierkv-disk."
 TEMPORARY_SUFFIX = ".tmp"
 NAMESPACE_DIGITS = 32
@@ -75,14 +77,7 @@ def set_aside(path: Path, why: object) -> Path:
     Raises:
         OSError: it cannot be renamed.
     """
-    aside = path.with_name(f"{path.name}.damaged")
-    number = 2
-    while os.path.lexists(aside) and aside.is_dir():  # only a directory could not be replaced
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-        number += 1
-    if path.is_dir() and not path.is_symlink():
-        aside.unlink(missing_ok=True)
-    path.rename(aside)
+    aside = places.set_aside(path)
     logger.warning("%s; %s is kept as %s, and begun anew", why, path, aside.name)
     return aside
 
