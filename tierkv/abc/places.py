@@ -49,7 +49,7 @@ def _sync_names(directory: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file, link or directory that cannot be used, by the suffix ``.damaged``. Returns its new path.
+    """Rename a file, link or directory that cannot be used: its name ends with ``.damaged`` then. Returns its new path.
 
     One name is used again and again, so that damage does not fill a disk. May be called on any thread.
 
