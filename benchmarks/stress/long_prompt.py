@@ -18,6 +18,7 @@ from benchmarks.measure import Settings, progress
 from benchmarks.rows import Row, Target
 from benchmarks.stress.clocked_core import LIMIT_MS, PLAIN, CallCosts, ClockedCore, without_collector
 from benchmarks.stress.simulated_tiers import Pace, local_tiers
+from tierkv.manager.lower.read_speed import READINGS_MIN
 from tierkv.reference.block_pool import Block, BlockPool
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry, cdiv
@@ -85,8 +86,10 @@ def live(case: Case) -> Life:
     geometry = case.geometry
     hashes = random_hashes(case.chunks + NEW_CHUNKS, seed=1)
     last = case.tiers - 1
-    warm = [random_hashes(WARM_UP_CHUNKS, seed=2 + tier) for tier in range(case.tiers)]
-    stored: list[list[Key]] = [_keys(geometry, prompt) for prompt in warm]
+    warm = [random_hashes(WARM_UP_CHUNKS, seed=2 + number) for number in range(READINGS_MIN * case.tiers)]
+    stored: list[list[Key]] = [[] for _ in range(case.tiers)]
+    for number, prompt in enumerate(warm):  # a speed is known after a few reads, and a read has many chunks
+        stored[number % case.tiers] += _keys(geometry, prompt)
     stored[last] += _keys(geometry, hashes[: case.chunks])
     lower = local_tiers(geometry.payload_bytes_max, stored)
     paces = [PACE] * case.tiers

@@ -220,7 +220,7 @@ def test_trials_of_a_dead_tier_do_not_pile_up(bench: Bench, gate: Event) -> None
             dispatch.clock.advance(60.0)
             dispatch.drain()
         lane = dispatch.dispatcher._tier_states[0].lane
-        assert len(lane._tickets) == 4  # type: ignore[attr-defined]  # a thread lane
+        assert len(lane.tickets) == 4
         assert dispatch.health() == [False]
         gate.set()
 

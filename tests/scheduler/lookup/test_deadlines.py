@@ -306,8 +306,8 @@ def test_a_tier_that_goes_on_makes_no_request_late() -> None:
 def test_a_paused_search_after_a_loss_goes_on() -> None:
     """A step loses a chunk, and the search that follows stops at the budget: the next step continues it."""
     core = make_core(tiers=[disk()])
-    request = core.arrive(32)
-    core.keep_below(core.truth.keys(request)[:4])
+    request = core.arrive(128)
+    core.keep_below(core.truth.keys(request))
     assert core.ask(request) is None
     passage = core.manager.passages.get(request.request_id)
     assert passage is not None

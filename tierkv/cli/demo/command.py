@@ -143,6 +143,9 @@ def _stack(stack_file: Path | None, place: Path, object_url: str | None, engine:
         described["tiers"][-1]["url"] = object_url
     source = str(stack_file or "the built-in stack")
     plugins = load_plugins()
+    parse_config(described, source)
+    # A stack opens without a tier that it cannot open; here that would show nothing.
+    described["tiers"] = [{"required": True, **tier} for tier in described.get("tiers", ())]
     config = parse_config(described, source)
     resolve(config, plugins, source)
     open_stack(config, engine.engine_spec(), plugins=plugins).close()

@@ -33,6 +33,7 @@ class FailureKind(Enum):
     BUSY = "the server cannot serve it now"
     LATE = "no answer in time"
     FULL = "no space left"
+    NO_RANGE = "the object is shorter than the requested range"
     OTHER_REGION = "the bucket is in another region"
     OTHER = "failed"
 
@@ -53,6 +54,7 @@ FIXES = {
     FailureKind.BUSY: "try again later",
     FailureKind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
     FailureKind.FULL: "make room, or raise the quota",
+    FailureKind.NO_RANGE: "act on the cause that the message names",
     FailureKind.TAKEN: "act on the cause that the message names",
     FailureKind.NOT_SERVED: "act on the cause that the message names",
     FailureKind.OTHER: "act on the cause that the message names",
@@ -61,6 +63,7 @@ FIXES = {
 _CODES = {
     "NoSuchKey": FailureKind.ABSENT,
     "NoSuchBucket": FailureKind.NO_BUCKET,
+    "InvalidRange": FailureKind.NO_RANGE,
     "NotImplemented": FailureKind.NOT_SERVED,
     "PreconditionFailed": FailureKind.TAKEN,
     "ConditionalRequestConflict": FailureKind.TAKEN,
@@ -91,6 +94,7 @@ _STATUSES = {
     404: FailureKind.ABSENT,
     408: FailureKind.LATE,
     412: FailureKind.TAKEN,
+    416: FailureKind.NO_RANGE,
     429: FailureKind.BUSY,
     501: FailureKind.NOT_SERVED,
     507: FailureKind.FULL,
