@@ -343,7 +343,7 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
-@breaks("rotten", DURABLE)
+@breaks("storm", DURABLE)
 def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     def wants(self: LowerTier, key: Any, now: float) -> bool:
         flags = self.residency.rows.flags_of(key)
@@ -351,7 +351,12 @@ def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
             return False
         return bool(flags & DELETING) or self.presence(key, now) is not LookupResult.HIT
 
+    def missing(self: LowerTier, chunks: Sequence[tuple[int, Any]], now: float) -> list[tuple[int, Any]]:
+        return [chunk for chunk in chunks if self.wants(chunk[1], now)]
+
     patch.setattr(LowerTier, "wants", wants)
+    patch.setattr(LowerTier, "missing", missing)
+    patch.setattr(Residency, "being_deleted", lambda self, chunks: [])  # nothing waits for the deletion
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 

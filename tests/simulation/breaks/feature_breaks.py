@@ -70,7 +70,7 @@ def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
 
 @breaks("changes", PROGRESS)
 def a_detached_tier_is_never_closed(patch: Patch) -> None:
-    patch.setattr(Dispatcher, "_close_backend", staticmethod(lambda state: setattr(state, "close_began", True)))
+    patch.setattr("tierkv.dispatch.tier_state.TierState.close_backend", lambda self: setattr(self, "close_began", True))
 
 
 @breaks("changes", DURABLE)

@@ -157,7 +157,7 @@ def _scenarios() -> list[Scenario]:
         ),
         Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
-            gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, refuses_first=0.3,
+            gpu_share=(1.0, 1.2), arrive=0.5, abort=0.3, preempt=0.15, refuses_first=0.3, caching=0.1,
         ),
     ]  # fmt: skip
 
