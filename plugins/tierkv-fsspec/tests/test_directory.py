@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,8 +17,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_name, open_at, put
 
-from tierkv.errors import BackendError, NamespaceMismatchError
-from tierkv_fsspec.manifest import claim_namespace
+from tierkv.errors import BackendError
 from tierkv_fsspec.stores.local_store import STALE_S, SWEEP_S, LocalStore
 
 FRAME = bytes(range(256)) * 200
@@ -250,40 +247,6 @@ def test_odd_directory_names(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name / object_name(key(1))).is_file()
 
 
-@pytest.mark.parametrize("content", ["{}", '{"format": "tierkv-fsspec", "version": 2}'])
-def test_foreign_manifest_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
-    """Data of another program, or of a later version, must not be written."""
-    manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
-    manifest.parent.mkdir()
-    manifest.write_text(content)
-    with pytest.raises(NamespaceMismatchError, match="another url") as failure:
-        open_at(f"file://{tmp_path}")
-    assert str(manifest) in str(failure.value)
-    assert manifest.read_text() == content
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "endless"])
-def test_a_damaged_manifest_is_written_anew(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """One bad byte in a side file keeps no engine from starting, a long one does not fill its memory, and every chunk
-    stays.
-    """
-    backend = open_at(f"file://{tmp_path}")
-    put(backend, {key(1): FRAME})
-    backend.close()
-    manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
-    content = manifest.read_bytes()
-    if damage == "endless":
-        os.truncate(manifest, 1 << 40)
-    else:
-        damaged = {"cut": content[:-20], "flipped": bytes([content[0] ^ 0x80]) + content[1:], "empty": b""}
-        manifest.write_bytes(damaged[damage])
-    backend = open_at(f"file://{tmp_path}")
-    assert get(backend, key(1)) == [FRAME]
-    backend.close()
-    assert "written anew" in caplog.text
-    assert json.loads(manifest.read_bytes())["fingerprint"] == namespace().fingerprint().hex()
-
-
 DISK_FULL = """
 import pathlib, sys, fsspec_support as s
 from tierkv.errors import OutOfSpaceError
@@ -338,26 +301,6 @@ def test_check_of_directories(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     assert not check(f"file://{tmp_path}/file")["access"].ok
     assert not check(f"file://{tmp_path}/file/below")["access"].ok
-
-
-def test_first_manifest_stays(tmp_path: Path) -> None:
-    """Two processes that look at once both find no manifest; the second writer must see the first one's."""
-    other = json.dumps({"format": "tierkv-fsspec", "version": 1, "fingerprint": "of another"}).encode()
-
-    class SlowToSee(LocalStore):
-        looks = 0
-
-        def read(self, name: str) -> bytes:
-            self.looks += 1
-            if self.looks == 1:
-                raise FileNotFoundError(name)
-            return super().read(name)
-
-    store = SlowToSee(tmp_path)
-    assert LocalStore(tmp_path).create("namespace.json", other)
-    with pytest.raises(NamespaceMismatchError):
-        claim_namespace(store, namespace(), "file:///x", datetime.now(UTC))
-    assert (tmp_path / "namespace.json").read_bytes() == other
 
 
 class PlainFileSystem(LocalFileSystem):
