@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulation.breaks.defects import DEFECTS, MODULES, PAGE, page
-from simulation.breaks.registry import BREAKS, Break
+from simulation.breaks.registry import BREAKS, SEEDS, Break
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -18,7 +18,7 @@ def test_it_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each break is one careless line in tierkv. Few seeds find it, by the invariant that it concerns."""
     broken.apply(monkeypatch)
     findings = broken.play()
-    assert broken.finds in findings, f"{broken.seeds} seeds of {broken.scenario!r} have found {findings}"
+    assert broken.finds in findings, f"{SEEDS} seeds of {broken.scenario!r} have found {findings}"
 
 
 def test_there_are_enough_of_them() -> None:

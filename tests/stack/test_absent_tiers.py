@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from engine_clock import EngineClock
 from stack_bed import opened, prompts_of, serve, stack_config
 from unopened_disks import PATIENCE_S, HangingDisk, Open, RefusingDisk, registry_with
 
@@ -26,21 +27,6 @@ from tierkv.types.engine import StepOutput
 Expected = Callable[..., list[list[int]]]
 PROMPTS = prompts_of(17, 2)
 ABSENT, WELL = TierCondition(usable=False, writable=False), TierCondition(usable=True, writable=True)
-
-
-class StepClock:
-    """Clock that a test moves; waits of the engine's thread move it as well."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass, and other threads run."""
-        self.now_s += seconds
-        threading.Event().wait(0.001)
 
 
 @pytest.fixture
@@ -119,7 +105,7 @@ def test_an_absent_tier_is_tried_with_growing_pauses(tmp_path: Path, caplog: pyt
     """A place that cannot be opened for a night costs one try per pause, and one log line in all. The tier is in
     service seconds after the cause has ended.
     """
-    disk, clock = RefusingDisk(), StepClock()
+    disk, clock = RefusingDisk(), EngineClock()
     config = stack_config(tmp_path)
     config["tiers"] = [{**config["tiers"][0], "name": "disk", "backend": "refusing", "breaker_cooldown_s": 2.0}]
     runtime = Runtime(clock=clock, engine_sleep=clock.sleep)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import worker_ranks
+from engine_clock import EngineClock
 from stack_bed import Faults
 
 import tierkv
@@ -20,21 +20,6 @@ from tierkv.testing.faults import hang_until
 from tierkv.worker.pages import HostPages
 
 TIMEOUT_S, PATIENCE_S = 7.0, 60.0
-
-
-class EngineClock:
-    """Clock that only the waits of the engine's thread move."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass, and other threads run."""
-        self.now_s += seconds
-        time.sleep(0)
 
 
 def opened_with_a_store(place: Path, faults: Faults, runtime: Runtime | None = None) -> Stack:

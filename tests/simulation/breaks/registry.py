@@ -12,7 +12,7 @@ from simulation.runner import simulate
 Patch = pytest.MonkeyPatch
 
 SEEDS = 10
-"""Seeds of its scenario within which a break must be found, unless it says more."""
+"""Seeds of its scenario within which a break must be found."""
 
 STEPS = 150
 """Engine steps with faults in each of them."""
@@ -20,18 +20,17 @@ STEPS = 150
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Broken promise. scenario: in which it is sought. finds: the invariant that must notice it, in how many seeds."""
+    """Broken promise. scenario: in which it is sought. finds: the invariant that must notice it."""
 
     name: str
     apply: Callable[[Patch], None]
     scenario: str
     finds: str
-    seeds: int
 
     def play(self) -> list[str]:
         """Play its scenario until a seed finds it by its invariant. Returns all invariants that were broken by then."""
         findings: list[str] = []
-        for seed in range(self.seeds):
+        for seed in range(SEEDS):
             finding = simulate(seed, scenario=self.scenario, steps=STEPS).finding
             if finding is not None and finding.step:  # otherwise not even a stack could be opened
                 findings.append(finding.invariant)
@@ -44,13 +43,11 @@ BREAKS: list[Break] = []
 """All breaks whose modules were imported."""
 
 
-def breaks(
-    scenario: str, finds: str, seeds: int = SEEDS
-) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def breaks(scenario: str, finds: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Register a break."""
 
     def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BREAKS.append(Break(apply.__name__, apply, scenario, finds, seeds))
+        BREAKS.append(Break(apply.__name__, apply, scenario, finds))
         return apply
 
     return register
