@@ -300,9 +300,11 @@ class Cascades:
             return None
         if not residency.has_room(self.sizes.frame_bounds(batch.values())):
             return None
-        ranks = self._host.slots.ranks_of(slots)
+        ranks, is_cut = self._host.slots.ranks_of(slots), residency.listed.order.is_cut
+        if is_cut(*ranks):  # victims for chunks that are then refused would cut the prefix of others
+            return None
         self.make_room(tier, self.sizes.frame_bound(batch[slots[0]]), len(tier.write_queue), ranks[0])
-        if residency.listed.order.is_cut(*ranks):
+        if is_cut(*ranks):  # by the victims
             return None
         tier.write_queue.pop_front(count)
         return batch
