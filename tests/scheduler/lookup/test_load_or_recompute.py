@@ -17,7 +17,7 @@ from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.lookup import load_or_recompute
 from tierkv.scheduler.lookup.load_cost import PendingRead, best_load_tokens
-from tierkv.scheduler.lookup.load_or_recompute import PIECES_MAX
+from tierkv.scheduler.lookup.load_or_recompute import PIECES_MAX, LoadOrRecompute
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import SAMPLES_MIN
 from tierkv.types.engine import GroupSpec
@@ -340,6 +340,22 @@ def test_the_reads_of_a_long_prompt_are_compared_piece_by_piece(monkeypatch: pyt
     assert compared
     assert max(compared) <= PIECES_MAX + 1
     assert core.record(request).lookup.hit_tokens == 999 * 4
+
+
+@pytest.mark.parametrize("tiers", [1, 2])
+def test_all_groups_share_the_pieces(tiers: int) -> None:
+    """Six groups once had as many pieces each, and the first answer about a long prompt took 6 ms for that."""
+    groups = [full(4), *[window(1024)] * 5]
+    core = make_core(groups=groups, slots=64, tiers=[disk(name=f"disk{i}") for i in range(tiers)])
+    request = core.arrive(8000)
+    for i in range(len(groups)):
+        core.keep_below(core.truth.keys(request, i), tiers - 1)
+    prefill = core.scheduler._prefill
+    choice = LoadOrRecompute(core.manager, core.geometry, SchedulerLimits(), core.counters, prefill)
+    reads = choice._pending_reads(core.record(request), 0, 8000)
+    assert PIECES_MAX / 2 < len(reads) <= PIECES_MAX + len(groups)
+    sizes = [core.geometry.groups[i].payload_bytes for i in range(len(groups))]
+    assert sum(read.num_bytes for read in reads) == 2000 * sizes[0] + 256 * sum(sizes[1:])
 
 
 GROUPS = [[full(2), full(4)], [full(4), window(8, 2)], [full(2), window(4, 4), window(12, 2)], [window(8), window(4)]]

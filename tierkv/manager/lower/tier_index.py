@@ -51,6 +51,10 @@ class TierIndex:
                 if tier.presence_cache.any:
                     unsure.add(rank)
         further = [None if table is None else table.further for table in tables]
+        if len(self._ranked) == len(tables) - 1 == 1 and not unsure and (flags := columns[1]) is not None:
+            here, listed = ranks[1], STORED | DELETING  # a tier alone is usual, and is looked up in half the time
+            places = self._directory.places(keys)
+            return [here if place and flags[place >> TABLE_BITS] & listed == STORED else NOWHERE for place in places]
         found: list[int] = []
         for key_place in self._directory.places(keys):
             place, best = key_place, NOWHERE

@@ -29,9 +29,10 @@ again when it is this factor faster.
 """
 
 PIECES_MAX = 256
-"""Pieces into which the missing chunks of a group are divided at most: the reads of a tier in one piece are one read.
+"""Pieces into which the missing chunks of all groups are divided: the reads of a tier in one piece are one read.
 
-A cut is made where such a read starts. So of more chunks than this, a cut is at most one piece from the best one.
+A piece has as many chunks in every group, so there may be one more per group. A cut is made where such a read starts.
+So of more chunks than this, a cut is at most one piece from the best one.
 """
 
 
@@ -144,25 +145,29 @@ class LoadOrRecompute:
 
     def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
         """Reads from lower tiers that a hit needs, in the order of their start: at most one per tier and piece."""
-        reads: list[PendingRead] = []
-        for index, group in zip(self._geometry.lookup_order, record.search_groups, strict=True):
-            num_bytes = self._geometry.groups[index].payload_bytes
+        lacking: list[range] = []
+        for group in record.search_groups:
             needs = group.needs(computed_tokens, computed_tokens + tokens)
             resident = self._manager.resident_prefix(group.keys, needs.start, needs.stop) if needs else 0
-            missing = needs[resident:]
+            lacking.append(needs[resident:])
+        step = max(1, cdiv(sum(map(len, lacking)), PIECES_MAX))
+        reads: list[PendingRead] = []
+        groups = zip(self._geometry.lookup_order, record.search_groups, lacking, strict=True)
+        for index, group, missing in groups:
+            num_bytes = self._geometry.groups[index].payload_bytes
             keys = group.keys[missing.start : missing.stop]
-            for i, tier, count in self._pieces(keys, record.ctx):
+            for i, tier, count in self._pieces(keys, step, record.ctx):
                 start = (missing.start + i) * group.chunk_tokens
                 reads.append(PendingRead(start, tier, count * num_bytes, keys[i]))
         reads.sort(key=lambda read: read.start)
         return reads
 
-    def _pieces(self, keys: Sequence[Key], ctx: RequestContext) -> Iterator[tuple[int, int, int]]:
-        """Index of the first chunk, tier and number of chunks of each read.
+    def _pieces(self, keys: Sequence[Key], step: int, ctx: RequestContext) -> Iterator[tuple[int, int, int]]:
+        """Index of the first chunk, tier and number of chunks of each read, of pieces of ``step`` chunks.
 
         A piece that begins in the same tier as the next one is taken to be in that tier as a whole.
         """
-        sources_of, step = self._manager.read_costs.sources_of, max(1, cdiv(len(keys), PIECES_MAX))
+        sources_of = self._manager.read_costs.sources_of
         begins = sources_of([*keys[::step], *keys[-1:]], ctx)
         for number, first in enumerate(range(0, len(keys), step)):
             piece = keys[first : first + step]
