@@ -303,6 +303,29 @@ def test_victims_leave_when_the_tier_that_was_asked_fails() -> None:
     assert not list(core.manager._tier_io._demotions.held)
 
 
+@pytest.mark.parametrize("answer", [OutcomeKind.OK, OutcomeKind.ABSENT])
+def test_a_victim_that_is_damaged_and_stored_anew_while_the_tier_is_asked(answer: OutcomeKind) -> None:
+    """The tier is asked for one key in two slots. Its answer once freed the second one only: the first was lost."""
+    core, probe = asked_for_victims()
+    damaged = [probe.keys[0]]
+    core.manager.passages.reserve(WHO.request_id, tuple(damaged), WHO.hints)
+    grant = core.manager.prepare_load(damaged, WHO)
+    core.manager.complete_load(grant.slots, frozenset(damaged))
+    put(core, damaged)
+    held = core.manager._tier_io._demotions._asked[0]
+    for i in range(2 * SLOTS):
+        if held[damaged[0]] != grant.slots[0].slot:
+            break
+        put(core, run(SLOTS + i, 1))
+        for op in core.manager.take_ops():
+            core.finish(op, OutcomeKind.OK)
+    assert held[damaged[0]] != grant.slots[0].slot, "it was never a victim again"
+    core.finish(probe, answer)
+    core.finish_all()
+    core.manager.validate()
+    assert core.host.room == SLOTS
+
+
 def test_victims_outlive_a_reset_until_the_tier_has_answered() -> None:
     """After it nothing is written, and every slot is free."""
     core, probe = asked_for_victims()

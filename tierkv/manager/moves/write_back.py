@@ -99,7 +99,9 @@ class Demotions:
         writes: dict[int, list[int]] = {}
         for tier in back:
             asked = self._cascades.ask_first(tier, chunks, now)
-            self._asked.setdefault(tier.index, {}).update((key, slot) for slot, key in asked)
+            held = self._asked.setdefault(tier.index, {})
+            ended += [held[key] for _, key in asked if key in held]  # damaged, and stored anew in another slot since
+            held.update((key, slot) for slot, key in asked)
             host.pin_to_write(slot for slot, _ in asked)
             waiting = {slot for slot, _ in asked}
             answered = self._answered.pop(tier.index, [])
