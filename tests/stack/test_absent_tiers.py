@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from engine_clock import EngineClock
 from stack_bed import opened, prompts_of, serve, stack_config
 from unopened_disks import PATIENCE_S, HangingDisk, Open, RefusingDisk, registry_with
 
@@ -22,6 +21,7 @@ from tierkv.errors import BackendUnavailableError, EngineProtocolError
 from tierkv.metrics.watched import TierCondition
 from tierkv.stack.stack import Stack
 from tierkv.stack.timed_opening import REOPEN_PAUSE_MAX_S
+from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.engine import StepOutput
 
 Expected = Callable[..., list[list[int]]]
@@ -105,7 +105,7 @@ def test_an_absent_tier_is_tried_with_growing_pauses(tmp_path: Path, caplog: pyt
     """A place that cannot be opened for a night costs one try per pause, and one log line in all. The tier is in
     service seconds after the cause has ended.
     """
-    disk, clock = RefusingDisk(), EngineClock()
+    disk, clock = RefusingDisk(), ManualClock()
     config = stack_config(tmp_path)
     config["tiers"] = [{**config["tiers"][0], "name": "disk", "backend": "refusing", "breaker_cooldown_s": 2.0}]
     runtime = Runtime(clock=clock, engine_sleep=clock.sleep)

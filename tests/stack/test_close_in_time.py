@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import worker_ranks
-from engine_clock import EngineClock
 from stack_bed import Faults
 
 import tierkv
@@ -17,6 +16,7 @@ from tierkv.dispatch.runtime import Runtime
 from tierkv.stack.core import CLOSE_GRACE_S
 from tierkv.stack.stack import Stack
 from tierkv.testing.faults import hang_until
+from tierkv.testing.manual_clock import ManualClock
 from tierkv.worker.pages import HostPages
 
 TIMEOUT_S, PATIENCE_S = 7.0, 60.0
@@ -34,7 +34,7 @@ def opened_with_a_store(place: Path, faults: Faults, runtime: Runtime | None = N
 
 def test_a_close_with_a_hung_tier_ends_within_its_time(tmp_path: Path) -> None:
     """Each phase once had the whole time again, so that a server was killed in the middle of its close."""
-    faults, clock, released = Faults(), EngineClock(), threading.Event()
+    faults, clock, released = Faults(), ManualClock(), threading.Event()
     stack = opened_with_a_store(tmp_path, faults, Runtime(clock=clock, engine_sleep=clock.sleep))
     faults.last.add("write", hang_until(released))
     began_s = clock.now_s
@@ -76,7 +76,7 @@ def test_a_close_with_a_hung_copy_ends_within_its_time(
     tmp_path: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A copy that hangs, as on a GPU that was lost, kept the close for ever: the engine was killed instead."""
-    clock, released = EngineClock(), threading.Event()
+    clock, released = ManualClock(), threading.Event()
     disk = {"backend": "disk", "path": str(tmp_path), "capacity": "8MiB", "min_free_bytes": 0}
     runtime = Runtime(clock=clock, engine_sleep=clock.sleep)
     config, spec = worker_ranks.config_of(tiers=[disk]), worker_ranks.spec_of(num_workers)

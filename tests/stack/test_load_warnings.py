@@ -11,8 +11,8 @@ from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.logs.stack_log import INTERVAL_S, StackLog
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.lookup.read_ahead import CREDIT_CHUNKS
-from tierkv.stack.load_warnings import LoadWarnings
+from tierkv.scheduler.lookup.read_ahead import CREDIT_CHUNKS, READS_PER_UNUSED
+from tierkv.stack.counter_watch import CounterWatch
 from tierkv.testing.faults import hang_until
 from tierkv.testing.manual_clock import ManualClock
 
@@ -22,16 +22,16 @@ Expected = Callable[..., list[list[int]]]
 def test_late_lookups_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A hung tier makes every lookup late: one line a minute names a request, and counts the others."""
     counters, clock = CoreCounters(), ManualClock()
-    warnings = LoadWarnings(counters, StackLog(clock))
-    warnings.answered("none", 0)
+    watch = CounterWatch(counters, StackLog(clock))
+    watch.answered("none", 0)
     assert not caplog.records
     for number in range(5):
         counters.deadlines_expired += 1
-        warnings.answered(f"r{number}", number)
+        watch.answered(f"r{number}", number)
         clock.advance(1.0)
     counters.deadlines_expired += 1
     clock.advance(INTERVAL_S)
-    warnings.answered("r5", 5)
+    watch.answered("r5", 5)
     assert [record.getMessage().partition("event=")[2] for record in caplog.records] == [
         "lookup_late request=r0 suppressed=0",
         "lookup_late request=r5 suppressed=4",
@@ -41,21 +41,24 @@ def test_late_lookups_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture)
 def test_the_end_of_reading_ahead_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """It stops when too many reads were for nothing: one line when it stops, and again after it went on."""
     counters, clock = CoreCounters(), ManualClock()
-    warnings = LoadWarnings(counters, StackLog(clock))
-    counters.chunks_read_in_vain = 1
-    warnings.answered("a", 0)
-    assert not caplog.records
-    for _ in range(2):
-        counters.chunks_read_in_vain += CREDIT_CHUNKS
-        warnings.answered("a", 0)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["reading ahead has stopped"]
-    counters.promotions["disk"] = 10_000
-    counters.chunks_read_in_vain += 1
-    warnings.answered("a", 0)
-    counters.chunks_read_in_vain = 10_000
-    clock.advance(INTERVAL_S)
-    warnings.answered("a", 0)
-    assert len(caplog.records) == 2
+    watch = CounterWatch(counters, StackLog(clock))
+
+    def lines_after(unused: int, promoted: int = 0) -> list[str]:
+        caplog.clear()
+        clock.advance(INTERVAL_S)  # so that no line is suppressed
+        counters.chunks_read_in_vain, counters.promotions["disk"] = unused, promoted
+        watch.look()
+        return [record.getMessage().partition("event=")[2] for record in caplog.records]
+
+    enough = CREDIT_CHUNKS // READS_PER_UNUSED + 1
+    assert not lines_after(enough - 1), "reading ahead goes on"
+    assert lines_after(enough) == [f"read_ahead_stopped chunks={enough} one_in={READS_PER_UNUSED} suppressed=0"]
+    assert not lines_after(enough + 1), "it has stopped already"
+    assert not lines_after(enough + 1, promoted=10 * READS_PER_UNUSED), "it goes on"
+    more = enough + 20
+    assert lines_after(more, promoted=10 * READS_PER_UNUSED) == [
+        f"read_ahead_stopped chunks={more} one_in={READS_PER_UNUSED} suppressed=0"
+    ]
 
 
 @pytest.mark.needs_torch

@@ -71,7 +71,8 @@ class StackCore:
         self.in_step = False
         """Whether a step has begun and not ended; only this class changes it."""
         self._closed_with: bool | None = None  # the answer of the first close
-        self._watch = CounterWatch(wiring.counters, wiring.log)
+        self.watch = CounterWatch(wiring.counters, wiring.log)
+        """Log lines about the counters."""
         self._look_s = clock()  # of the next look at the counters
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class StackCore:
         self.wiring.changes.apply()
         if now_s >= self._look_s:
             self._look_s = now_s + INTERVAL_S
-            self._watch.look()
+            self.watch.look()
 
     def end_step(self) -> None:
         """Submit the step's instructions; the next call of the engine begins a new step."""
@@ -165,7 +166,7 @@ class StackCore:
         """
         if self._closed_with is None:
             self._closed_with = False
-            began_s, began = self._clock(), self._watch.written_and_lost()
+            began_s, began = self._clock(), self.watch.written_and_lost()
             deadline_s = began_s + timeout_s
             with contextlib.ExitStack() as releases:
                 releases.callback(lambda: self._log_end(began_s, began))
@@ -175,7 +176,7 @@ class StackCore:
 
     def _log_end(self, began_s: float, began: tuple[int, int]) -> None:
         abandoned, seconds = self._dispatcher.close(0.0), self._clock() - began_s
-        self._watch.closed(began, abandoned, seconds, complete=self._closed_with is True)
+        self.watch.closed(began, abandoned, seconds, complete=self._closed_with is True)
 
     def _add_releases(self, releases: contextlib.ExitStack, deadline_s: float) -> None:
         """Add the releases, the last one first."""

@@ -8,7 +8,9 @@ from typing import Any
 from tierkv.logs.definitions import (
     EVENTS_DROPPED,
     HOST_FULL,
+    LOOKUP_LATE,
     POLICY_FAILED,
+    READ_AHEAD_STOPPED,
     STACK_CLOSED,
     STACK_CLOSED_WITH_LOSS,
     TIER_EVICTS,
@@ -17,6 +19,7 @@ from tierkv.logs.definitions import (
 )
 from tierkv.logs.stack_log import StackLog
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.lookup.read_ahead import READS_PER_UNUSED, read_ahead_credit
 
 INTERVAL_S = 1.0
 """Seconds between two looks at the counters."""
@@ -46,6 +49,7 @@ class CounterWatch:
         self._counters = counters
         self._log = log
         self._seen: dict[tuple[str, str], int] = {}
+        self._reads_ahead = True
 
     def look(self) -> None:
         """Report the growth of each watched counter, and what is still suppressed."""
@@ -58,7 +62,25 @@ class CounterWatch:
                     fields: dict[str, Any] = {"tier": tier} if tier else {}
                     fields[unit] = grown
                     self._log.report(event, kind=name, **fields)
+        self._look_at_read_ahead()
         self._log.report_suppressed()
+
+    def _look_at_read_ahead(self) -> None:
+        """Report that reading ahead has stopped, because too many reads were for nothing."""
+        before, self._reads_ahead = self._reads_ahead, read_ahead_credit(self._counters) > 0
+        if before and not self._reads_ahead:
+            unused = self._counters.chunks_read_in_vain
+            self._log.report(READ_AHEAD_STOPPED, chunks=unused, one_in=READS_PER_UNUSED)
+
+    def answered(self, request_id: str, expired: int) -> None:
+        """Report a late lookup with its request, which a later look could not name.
+
+        Args:
+            request_id: the request that the engine asked about.
+            expired: ``deadlines_expired`` before the question.
+        """
+        if self._counters.deadlines_expired > expired:
+            self._log.report(LOOKUP_LATE, request=request_id)
 
     def written_and_lost(self) -> tuple[int, int]:
         """Chunks written to lower tiers so far, and chunks that were lost on the way."""

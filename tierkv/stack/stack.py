@@ -14,7 +14,6 @@ from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.core import StackCore
 from tierkv.stack.journal import StepJournal
-from tierkv.stack.load_warnings import LoadWarnings
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
 from tierkv.stack.views.introspection import StackIntrospection
@@ -92,7 +91,7 @@ class Stack:
         self._scheduler = scheduler
         self._rank_reports = rank_reports
         self._counters = wiring.counters
-        self._warnings = LoadWarnings(wiring.counters, wiring.log)
+        self._watch = core.watch
         self._stats = stats
         self._journal = journal
         self._is_recorded = journal.is_kept
@@ -174,7 +173,7 @@ class Stack:
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
         answered_s = self._clock()
         self._stats.looked_up(request.request_id, began_s, answered_s, answered=answer[0] is not None)
-        self._warnings.answered(request.request_id, expired)
+        self._watch.answered(request.request_id, expired)
         if self._is_recorded:
             has_expired = self._counters.deadlines_expired > expired
             self._journal.answered(request.request_id, num_computed_tokens, answer[0], expired=has_expired)

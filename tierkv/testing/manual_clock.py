@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.spawn import Runner
+
+THREADS_RUN_S = 0.001
+"""Seconds of real time for which :meth:`ManualClock.sleep` lets other threads run."""
 
 
 @dataclass
@@ -20,6 +24,11 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move the clock forward."""
         self.now_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock forward, and let other threads run: an ``engine_sleep`` for real threads."""
+        self.advance(seconds)
+        time.sleep(THREADS_RUN_S)
 
 
 @dataclass
