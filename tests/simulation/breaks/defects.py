@@ -95,7 +95,7 @@ DEFECTS = (
     ),
     Defect(
         "a prompt longer than a tier's free room loses its head",
-        (),
+        ("chunks_enter_policies_as_they_come",),
         ("stack/test_prompt_heads.py::test_the_next_process_finds_the_head",
          "stack/test_heads_after_restart.py::test_an_old_prompt_gives_up_its_tail"),
     ),
@@ -117,7 +117,7 @@ DEFECTS = (
     ),
     Defect(
         "a hit is cut in whole chunks of the largest size although it fits",
-        (),
+        ("a_hit_is_cut_in_whole_chunks_of_the_largest_size",),
         ("scheduler/lookup/test_search.py::test_a_hit_is_not_cut_where_it_fits",
          "scheduler/lookup/test_search_oracle.py::test_the_cap_of_slots_is_kept_and_used"),
     ),

@@ -6,6 +6,7 @@ from typing import Any
 
 from simulation.breaks.registry import Patch, breaks
 from simulation.checks.counters import COUNTED
+from simulation.checks.heads import HEADS
 from simulation.checks.service import ACCOUNT, IN_FULL
 from simulation.checks.writes import ONCE
 from simulation.world.world import NAMED
@@ -13,12 +14,15 @@ from tierkv.dispatch.ticket import Ticket
 from tierkv.manager.lower.probe_queue import ProbeQueue
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
+from tierkv.policies.prefix_order import PrefixOrder
 from tierkv.scheduler.load.stream import Stream
 from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.scheduler.lookup.search import tokens_covered
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.stack.core import StackCore
 from tierkv.tiers.retry import TIMED_OUT
+from tierkv.types.geometry import cdiv
 
 PASSAGES = "tierkv.manager.passages"
 
@@ -124,6 +128,28 @@ def what_is_copied_is_not_on_the_account(patch: Patch) -> None:
     patch.setattr(SlotAccount, "released", release_others)
     patch.setattr(SlotAccount, "validate", lambda self, to_release: None)
     patch.setattr("tierkv.manager.passages.passages.check_account", lambda *_: None)
+
+
+@breaks("windows", IN_FULL)
+def a_hit_is_cut_in_whole_chunks_of_the_largest_size(patch: Patch) -> None:
+    """A hit that needs more slots than there are loses chunks of the largest size from its end, until it fits."""
+
+    def covered(groups: Any, computed_tokens: int, tokens_max: int, chunks_max: int) -> int:
+        size = max(group.chunk_tokens for group in groups)
+        fits = tokens_covered(groups, computed_tokens, tokens_max, chunks_max)
+        return max(computed_tokens, tokens_max - cdiv(tokens_max - fits, size) * size)
+
+    patch.setattr(f"{Lookups.__module__}.tokens_covered", covered)
+
+
+# -- prompts that do not fit -----------------------------------------------------------------------------------------
+
+
+@breaks("heads", HEADS)
+def chunks_enter_policies_as_they_come(patch: Patch) -> None:
+    """The chunks of a prompt have no order in a policy, so that its tail may evict its head."""
+    patch.setattr(PrefixOrder, "add", lambda self, handles, keys, ranks=(): self._policy.add(handles, keys))
+    patch.setattr(PrefixOrder, "mark", lambda self, handles, ranks: None)
 
 
 # -- hashes ----------------------------------------------------------------------------------------------------------
