@@ -118,6 +118,8 @@ def play(place: Path) -> Outcome:
     started = time.monotonic()
     backend = open_at(place, context(CAPACITY_BYTES), durability="none")
     open_s = time.monotonic() - started
+    losses = directory(place) / "damage.json"
+    note = "emptied at its start" if losses.exists() else ""
     list(backend.scan())
     buffers = [bytearray(64 * KIB) for _ in range(FRAMES)]
     found = backend.read_into([ReadRequest(key(n), memoryview(buffer)) for n, buffer in enumerate(buffers)])
@@ -140,7 +142,8 @@ def play(place: Path) -> Outcome:
     if not {key(number) for number in range(FRAMES)} <= keys:
         return Outcome("the index lacks a frame", open_s)
     size = (directory(place) / "data.mdb").stat().st_size
-    note = "emptied" if (directory(place) / "damage.json").exists() else ""
+    if not note and losses.exists():
+        note = "emptied in use"
     return Outcome(f"{size} bytes of data" if size > CAPACITY_BYTES else "", open_s, note)
 
 
