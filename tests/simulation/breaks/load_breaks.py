@@ -135,8 +135,8 @@ def a_hit_is_cut_in_whole_chunks_of_the_largest_size(patch: Patch) -> None:
     """A hit that needs more slots than there are loses chunks of the largest size from its end, until it fits."""
 
     def covered(groups: Any, computed_tokens: int, tokens_max: int, chunks_max: int) -> int:
-        size = max(group.chunk_tokens for group in groups)
-        fits = tokens_covered(groups, computed_tokens, tokens_max, chunks_max)
+        size: int = max(group.chunk_tokens for group in groups)
+        fits: int = tokens_covered(groups, computed_tokens, tokens_max, chunks_max)
         return max(computed_tokens, tokens_max - cdiv(tokens_max - fits, size) * size)
 
     patch.setattr(f"{Lookups.__module__}.tokens_covered", covered)
