@@ -167,8 +167,9 @@ def test_objects_in_a_bucket(tmp_path: Path, bucket: str) -> None:
     """--object-url: the lowest tier is a real S3 server; the new process finds there what the old one put there."""
     report = report_of("--workdir", str(tmp_path), "--object-url", bucket, "--conversations", "5", "--corrupt")
     assert report["tokens_equal"] is True
-    assert report["tokens_loaded"]["objects"] > 0
     assert report["chunks_corrupt"] > 0
+    # Read intact from the bucket. Damage cuts most prefixes, so how many of these are hits depends on who asks first.
+    assert report["phases"]["again"]["counters"]["promotions"]["objects"] > 0
 
 
 def test_a_bucket_that_does_not_exist_is_explained(tmp_path: Path, bucket: str) -> None:
