@@ -55,9 +55,14 @@ def disk(*, frames: int | None = None, write: str = "through", queue: int = 1000
     return TierSpec(name, DISK, limits)
 
 
-def objects(*, write: str = "through", probe_keys_max: int = 1024, name: str = "objects") -> TierSpec:
+def objects(
+    *, write: str = "through", probe_keys_max: int = 1024, presence_keys_max: int = 1_000_000, name: str = "objects"
+) -> TierSpec:
     """Shared tier."""
-    limits = LowerTierLimits(None, WritePolicy(write), queue_chunks_max=1000, probe_keys_max=probe_keys_max)
+    limits = LowerTierLimits(
+        None, WritePolicy(write), queue_chunks_max=1000,
+        probe_keys_max=probe_keys_max, presence_keys_max=presence_keys_max,
+    )  # fmt: skip
     return TierSpec(name, OBJECTS, limits)
 
 

@@ -237,7 +237,7 @@ class TierConfig(_Model):
         default=1.0, description="Seconds for which a shared tier's answer that it lacks a chunk is cached."
     )
     presence_keys_max: Count = Field(
-        default=1_000_000, description="Largest number of cached answers of a shared tier."
+        default=1_000_000, description="Largest number of cached answers of a shared tier at the begin of a step."
     )
     options: Mapping[str, Any] = Field(
         default_factory=dict, description="All other keys of the table, checked by the backend's plugin."

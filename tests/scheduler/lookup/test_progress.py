@@ -64,6 +64,17 @@ def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: TierSpec) -> N
     bed.check_end()
 
 
+def test_a_prefix_longer_than_the_cache_of_answers() -> None:
+    """A shared tier's answers about 40 chunks, 8 of which are kept. The lookup must not ask for ever."""
+    bed = big_bed(tiers=(objects(presence_keys_max=8),))
+    bed.fill_below(prompt(bed, 40))
+    arrive(bed, 40)
+    assert steps_until_answered(bed, 1, 20) <= 12
+    bed.settle()
+    assert bed.core.counters.tokens_loaded == {"objects": 40 * 4}
+    bed.check_end()
+
+
 def test_g1_with_room_kept_for_stores() -> None:
     """G1: with the default share of slots the answer is no shorter; only fewer chunks are gathered at once."""
     bed = big_bed(reserved=51)

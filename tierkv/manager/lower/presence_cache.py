@@ -16,7 +16,12 @@ EXPIRED_PER_STEP_MAX = 64
 
 
 class PresenceCache:
-    """Key -> (present, expiry), under a bound: the oldest answer is discarded first. Sans-IO; O(1) per call."""
+    """Key -> (present, expiry). Sans-IO; O(1) per call.
+
+    Each step begins with at most ``keys_max`` answers: the oldest ones are discarded first. The answers of one step
+    come on top of them. So a lookup that needs more answers than the cache keeps sees each of them once, and never asks
+    for the same chunks for ever.
+    """
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -55,8 +60,6 @@ class PresenceCache:
         self._until[row] = until
         self._answered[row] = answered
         self._present[row] = present
-        if len(self._order) > self._keys_max:
-            self._order.pop()
 
     def forget(self, key: Key) -> None:
         """Discard the answer about a chunk."""
@@ -64,7 +67,9 @@ class PresenceCache:
         self.any = len(self._order) > 0
 
     def expire(self, now: float) -> None:
-        """Discard some of the oldest answers, if they have expired."""
+        """Discard answers over the bound, and some of the oldest ones, if they have expired. Called once per step."""
+        while len(self._order) > self._keys_max:
+            self._order.pop()
         for _ in range(min(len(self._order), EXPIRED_PER_STEP_MAX)):
             row = self._order.oldest
             if now < self._until[row] or now < self._answered[row] + EXPIRED_KEPT_S:
