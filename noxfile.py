@@ -213,6 +213,15 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def board(session: nox.Session) -> None:
+    """The board and the alerts in Debian's Prometheus, fetched, over a stack that fails and heals; three minutes."""
+    install(session, "torch")
+    install(session, *everything("torch", "testing"), *GROUPS["tests"])
+    command = ["python", "-I", "-m", "pytest", "--timeout", "900", "tests/board", *session.posargs]
+    session.run("python", "tests/board/prometheus.py", str(Path(session.cache_dir) / "prometheus"), *command)
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
     """Every property test with twenty times as many cases, for a machine that has the night (-- PYTEST ARGUMENTS)."""
     install(session, "torch")

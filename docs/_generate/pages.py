@@ -18,6 +18,7 @@ from pathlib import Path
 import api
 import behaviour
 import conformance
+import grafana
 import layers
 import logs_page
 import metrics_page
@@ -237,6 +238,7 @@ def api_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "../explanation/decisions/0001-layers.md": layers.page,
+    "../operate/board.json": grafana.board,
     "api.md": api_page,
     "hooks.md": hooks_page,
     "errors.md": errors_page,

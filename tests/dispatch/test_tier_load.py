@@ -21,7 +21,7 @@ def test_a_queue_has_a_length_and_an_age(bench: Bench, gate: Event) -> None:
     """One call hangs and two operations wait behind it: an operator sees for how long."""
     with dispatching(bench, limits=ONE_THREAD) as dispatch:
         state = dispatch.dispatcher.states()[0]
-        assert state.load() == TierLoad(0, 0.0, 0, 0)
+        assert state.load() == TierLoad(0, 0.0, 0, 0, 0)
         bench.backend.add("write", faults.hang_until(gate))
         first = dispatch.write(0, 0, deadline_s=1000.0)
         wait_for(lambda: state.load().queued_ops == 0, "the first call")
@@ -29,14 +29,31 @@ def test_a_queue_has_a_length_and_an_age(bench: Bench, gate: Event) -> None:
         second = dispatch.write(1, 1, deadline_s=1000.0)
         dispatch.clock.advance(2.0)
         third = dispatch.write(2, 2, deadline_s=1000.0)
-        assert state.load() == TierLoad(queued_ops=2, queue_age_s=2.0, running_ops=1, breaker=0)
+        assert state.load() == TierLoad(queued_ops=2, queue_age_s=2.0, running_ops=1, late_ops=0, breaker=0)
         dispatch.clock.advance(3.0)
         gate.set()
         dispatch.wait(first, second, third)
-        assert state.load() == TierLoad(0, 0.0, 0, 0)
+        assert state.load() == TierLoad(0, 0.0, 0, 0, 0)
         assert state.seconds[Verb.WRITE].total == 10.0 + 5.0 + 3.0
         assert state.queue_seconds[Verb.WRITE].total == 5.0 + 3.0, "the first one did not wait"
         assert state.queue_seconds[Verb.WRITE].count == 3
+
+
+def test_a_call_that_hangs_is_late_until_it_returns(bench: Bench, gate: Event) -> None:
+    """A deadline ends the wait of the engine, not the call: an alert must see that the thread is still in it."""
+    with dispatching(bench, limits=ONE_THREAD) as dispatch:
+        state = dispatch.dispatcher.states()[0]
+        bench.backend.add("write", faults.hang_until(gate), times=1)
+        first = dispatch.write(0, 0, deadline_s=5.0)
+        wait_for(lambda: state.load().queued_ops == 0, "the first call")
+        second = dispatch.write(1, 1, deadline_s=5.0)
+        assert state.load().late_ops == 0
+        dispatch.clock.advance(6.0)
+        dispatch.drain()
+        assert state.load().late_ops == 1, "the second one was never in a call"
+        gate.set()
+        dispatch.wait(first, second)
+        assert state.load().late_ops == 0
 
 
 def test_the_breaker_has_a_number(bench: Bench, gate: Event) -> None:

@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "explain": LazyCommand("tierkv.cli.explain:explain", "Show the events of a chunk or a request from a record."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
     "replay": LazyCommand("tierkv.cli.replay:replay_command", "Try policies and capacities on a trace of requests."),
+    "top": LazyCommand("tierkv.cli.top.command:top", "Watch a running stack: tiers, hits, speeds, what happened."),
 }
 
 
@@ -145,6 +146,7 @@ def cli(*, debug: bool) -> None:
       tierkv check stack.toml     check a stack and its storage
       tierkv plugins              list backends, codecs and policies
       tierkv explain --help       find the reason for a miss
+      tierkv top :9100            watch a running stack
     """  # noqa: D301  click reads the control character, and does not wrap the rest
 
 

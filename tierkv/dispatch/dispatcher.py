@@ -302,6 +302,7 @@ class Dispatcher:
             if is_over:
                 self._end(state, ticket)
             else:
+                state.late += 1
                 state.lane.cancel_overdue(ticket)
             if ticket.is_trial:
                 self._end_trial(state, now_s, None)
@@ -347,6 +348,7 @@ class Dispatcher:
         ticket.ended = True
         self._in_flight -= 1
         state.in_flight -= 1
+        state.late -= ticket.deadline_reported and ticket.began_s is not None
         if ticket.is_trial:
             self._trials -= 1
         elif ticket.op.verb is Verb.WRITE:
@@ -386,6 +388,7 @@ class Dispatcher:
         self._collect(math.inf, now_s)
         for ticket in self._deadlines.unreported():
             ticket.deadline_reported = True
+            self._tier_states[ticket.op.tier].late += 1
             if not ticket.is_trial:
                 self._tier_states[ticket.op.tier].stats.timed_out += len(ticket.op.keys)
                 outcomes, elapsed_s = (TIMED_OUT,) * len(ticket.op.keys), now_s - ticket.submitted_s

@@ -82,6 +82,8 @@ class TierState:
     """Operations whose I/O has not ended, trials included."""
     writes_in_flight: int = 0
     """Writes among them."""
+    late: int = 0
+    """Operations in a call whose deadline has passed."""
     detach_by_s: float | None = None
     """Time at which a detached tier's backend is closed at the latest. None: the tier is attached."""
     not_started: list[Ticket] = field(default_factory=list)
@@ -144,7 +146,7 @@ class TierState:
         """Return operations that wait and run, at this moment. Any thread."""
         queued, in_flight = len(self.lane.tickets), self.in_flight
         age_s = self.lane.tickets.age_s(self.lane.tier.clock())
-        return TierLoad(queued, age_s, max(0, in_flight - queued), BREAKER_NUMBERS[self.breaker.state])
+        return TierLoad(queued, age_s, max(0, in_flight - queued), self.late, BREAKER_NUMBERS[self.breaker.state])
 
     def close_backend(self) -> None:
         """Begin to close the backend, unless that has begun."""

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from tierkv.metrics.definitions import OF_EVERY_TIER, OF_LOWER_TIERS
+
+HOST = "host"
+"""Label of the host tier."""
 
 
 @dataclass(slots=True)
@@ -70,3 +76,15 @@ class CoreCounters:
         """Return a copy as plain JSON values. Any thread: each field is copied at once."""
         values = [(name, getattr(self, name)) for name in self.__slots__]
         return {name: dict(value) if type(value) is Counter else value for name, value in values}
+
+    def exported(self, lower_tiers: Iterable[str]) -> dict[str, int | dict[str, int]]:
+        """Return a copy in which each tier has a value, zero included. Any thread.
+
+        A series that appears with its first increment hides this increment from every rate over it.
+        """
+        values, zeros = self.as_dict(), dict.fromkeys(lower_tiers, 0)
+        for name in OF_LOWER_TIERS:
+            values[name] = zeros | values[name]  # type: ignore[operator]  # counts by tier
+        for name in OF_EVERY_TIER:
+            values[name] = {HOST: 0} | zeros | values[name]  # type: ignore[operator]  # (the same)
+        return values

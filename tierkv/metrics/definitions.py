@@ -178,23 +178,40 @@ TIER_QUEUE_AGE = Metric(
     "tierkv_tier_queue_age_seconds", "gauge", "Seconds for which the oldest of these operations has waited", ("tier",)
 )
 TIER_RUNNING = Metric("tierkv_tier_running_ops", "gauge", "Operations in a call to the backend", ("tier",))
+TIER_LATE = Metric(
+    "tierkv_tier_late_ops",
+    "gauge",
+    "Operations in a call to the backend whose deadline has passed: a call that hangs stays here",
+    ("tier",),
+)
 GAUGES = (
     *(TIER_USABLE, TIER_WRITABLE, TIER_BREAKER),
     *(TIER_CHUNKS, TIER_HELD, TIER_ROOM, TIER_CAPACITY),
-    *(TIER_WAITING, TIER_QUEUED, TIER_QUEUE_AGE, TIER_RUNNING),
+    *(TIER_WAITING, TIER_QUEUED, TIER_QUEUE_AGE, TIER_RUNNING, TIER_LATE),
     *(READ_LATENCY, READ_SPEED, PREFILL_SPEED),
 )
 """State of the tiers, and speeds that decide whether loading is worthwhile. Each is exported once it is known."""
 
 
+OF_EVERY_TIER = frozenset(
+    {
+        *("tokens_loaded", "chunks_hit", "chunks_corrupt", "evictions"),
+        *("admissions_refused", "policies_failed", "observations_failed"),
+    }
+)
+"""Counters of scheduler and manager that count by tier, the host tier included."""
+OF_LOWER_TIERS = frozenset(
+    {
+        *("promotions", "cascades", "cascades_dropped", "demotions", "demotions_dropped", "writes_skipped"),
+        *("reads_failed", "writes_failed", "probes"),
+    }
+)
+"""Counters of scheduler and manager that count by lower tier."""
+
+
 def counters() -> list[Metric]:
     """Return all counters of tierkv, under their exported names."""
-    by_tier = {
-        *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
-        *("demotions", "demotions_dropped", "writes_skipped"),
-        *("admissions_refused", "policies_failed"),
-        *("reads_failed", "writes_failed", "probes", "observations_failed"),
-    }
+    by_tier = OF_EVERY_TIER | OF_LOWER_TIERS
     core = [
         Metric(f"tierkv_{name}", "counter", meaning, ("tier",) if name in by_tier else ())
         for name, meaning in COUNTERS.items()

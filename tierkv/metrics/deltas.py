@@ -67,7 +67,8 @@ class Deltas:
         """Return the changes since the last call, or None. The first one includes zeros: series begin at zero."""
         delta = empty_delta()
         counters = delta["counters"]
-        core, tiers = self._stack.metrics.counters.as_dict(), self._stack.tiers.stats()
+        tiers = self._stack.tiers.stats()
+        core = self._stack.metrics.counters.exported(tiers)
         reported = self._core
         changed = core.items() if not reported else [item for item in core.items() if item[1] != reported[item[0]]]
         for field, value in changed:

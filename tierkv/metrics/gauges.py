@@ -42,6 +42,7 @@ def _state_gauges(stack: Watched) -> Iterator[Gauge]:
         yield Gauge(names.TIER_QUEUED, (tier,), float(load.queued_ops))
         yield Gauge(names.TIER_QUEUE_AGE, (tier,), load.queue_age_s)
         yield Gauge(names.TIER_RUNNING, (tier,), float(load.running_ops))
+        yield Gauge(names.TIER_LATE, (tier,), float(load.late_ops))
 
 
 def _content_gauges(stack: Watched) -> Iterator[Gauge]:

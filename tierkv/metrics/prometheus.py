@@ -32,7 +32,7 @@ class StackCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """Yield all families: ``tierkv_<field>_total`` per counter, then counters per tier, histograms and gauges."""
         names, values = list(self._labels), list(self._labels.values())
-        for field, value in self._stack.metrics.counters.as_dict().items():
+        for field, value in self._stack.metrics.counters.exported(self._stack.tiers.stats()).items():
             by_tier = isinstance(value, dict)
             family = CounterMetricFamily(
                 f"tierkv_{field}", COUNTERS[field], labels=[*names, "tier"] if by_tier else names

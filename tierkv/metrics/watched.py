@@ -27,6 +27,8 @@ class TierLoad(NamedTuple):
     """Seconds for which the oldest of them has waited."""
     running_ops: int
     """Operations that are in a call."""
+    late_ops: int
+    """Operations among them whose deadline has passed: the call may never return."""
     breaker: int
     """State of the breaker: 0 closed, 1 half open (a trial is under way), 2 open."""
 

@@ -14,6 +14,7 @@ group. ``is`` is one of
     op end     it has ended, or its deadline has passed (late): op, tier, verb, ok, bad (key -> why)
     chunks     chunks became available or were removed: tier, event, keys
     health     a tier went out of service or back into it: tier, usable, why
+    metrics    every few seconds: increments of counters and histograms, and all gauges, by the value of their label
     finished   a request has ended: r, and its account
     reset      the host tier was emptied
     lost       entries could not be written in time: their number

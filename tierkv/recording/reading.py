@@ -61,6 +61,19 @@ def follow_entries(path: Path, sleep: Callable[[float], None]) -> Iterator[Entry
     Raises:
         ConfigError: there is no such record.
     """
+    for entry in entries_so_far(path):
+        if entry is None:
+            sleep(POLL_S)
+        else:
+            yield entry
+
+
+def entries_so_far(path: Path) -> Iterator[Entry | None]:
+    """Yield all entries so far, then None, then the ones since then, and so on. Follows it from file to file.
+
+    Raises:
+        ConfigError: there is no such record.
+    """
     files_of(path)
     known: os.stat_result | None = None
     while True:
@@ -68,13 +81,13 @@ def follow_entries(path: Path, sleep: Callable[[float], None]) -> Iterator[Entry
         try:
             lines = behind[0].open("rb")
         except (IndexError, FileNotFoundError):  # between two files, or renamed since the last look
-            sleep(POLL_S)
+            yield None
             continue
         with lines:
             known = os.fstat(lines.fileno())
             yield from _entries(lines)
             while not _files_behind(path, known):
-                sleep(POLL_S)
+                yield None
                 yield from _entries(lines)
             yield from _entries(lines)  # entries between the last look and the change of files
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.deltas import Deltas, empty_delta
+from tierkv.metrics.gauges import gauges
+from tierkv.metrics.watched import Watched
 from tierkv.recording.entries import KEYS_PER_LINE, Entry, runs, short_key
 from tierkv.scheduler.introspection import SchedulerView
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
@@ -15,6 +18,11 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, TierListing, TierOp, TierReport
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+
+_T = TypeVar("_T")
+
+MEASURED_EVERY_S = 5.0
+"""Seconds between two entries of the metrics, in a stack that makes steps."""
 
 
 class Sink(Protocol):
@@ -29,6 +37,12 @@ class Sink(Protocol):
 
     def close(self, timeout_s: float) -> None:
         """Write what is pending, within ``timeout_s``."""
+
+
+def _grown(changes: Mapping[str, Mapping[str, _T]], has_grown: Callable[[_T], bool]) -> dict[str, dict[str, _T]]:
+    """Return the changes without zeros; a reader takes what is missing as zero."""
+    kept = {name: {label: value for label, value in row.items() if has_grown(value)} for name, row in changes.items()}
+    return {name: row for name, row in kept.items() if row}
 
 
 class Recorder:
@@ -63,14 +77,41 @@ class Recorder:
         self._ops: dict[int, TierOp] = {}
         self._jobs: dict[int, tuple[str, bool, set[Key]]] = {}
         self._answers: dict[str, tuple[object, ...]] = {}
+        self._watched: tuple[Watched, Deltas] | None = None
+        self._measure_s = self._opened_s
+
+    def watch(self, stack: Watched) -> None:
+        """Record the metrics of the stack from now on."""
+        self._watched = stack, Deltas(stack)
+
+    def _measure(self) -> None:
+        """Note the increments of all counters since the previous such entry, and each gauge.
+
+        A file begins anew when the previous one is full, so a reader may know no earlier gauge.
+        """
+        if self._watched is None:
+            return
+        stack, deltas = self._watched
+        delta = deltas.take() or empty_delta()
+        for gauge in gauges(stack):
+            delta["gauges"].setdefault(gauge.metric.name, {})["".join(gauge.label_values)] = round(gauge.value, 6)
+        self._add(
+            "metrics",
+            counters=_grown(delta["counters"], bool),
+            gauges=delta["gauges"],
+            histograms=_grown(delta["histograms"], any),
+        )
 
     def _add(self, kind: str, **fields: object) -> None:
         now_s = round(self._clock() - self._opened_s, 6)
         self._batch.append({"is": kind, "step": self._step, "t": now_s, **fields})
 
     def step_began(self) -> None:
-        """Count a new step of the engine."""
+        """Count a new step of the engine, and note the metrics when it is time to."""
         self._step += 1
+        if self._clock() >= self._measure_s:
+            self._measure_s = self._clock() + MEASURED_EVERY_S
+            self._measure()
 
     def hand_over(self) -> None:
         """Pass the noted entries to the sink."""
@@ -84,6 +125,8 @@ class Recorder:
 
     def close(self, timeout_s: float) -> None:
         """Write what is pending, within ``timeout_s``; the record is complete then. Idempotent."""
+        self._measure()
+        self._watched = None
         self._pass_batch()
         self._sink.close(timeout_s)
 

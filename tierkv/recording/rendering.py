@@ -87,6 +87,11 @@ def _finished(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one sig
     return f"request {entry['r']} is over: {'; '.join(parts)}"
 
 
+def _metrics(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one signature for all kinds
+    lookups = entry["counters"].get("tierkv_lookups", {}).get("", 0)
+    return f"{lookups:.0f} lookups since the previous figures; `tierkv top` shows all of them"
+
+
 def _reset(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one signature for all kinds
     return "the cache was reset: the host tier is empty"
 
@@ -110,6 +115,7 @@ _WORDS: dict[str, Callable[[Entry, Wanted], str]] = {
     "chunks": _chunks,
     "health": _health,
     "finished": _finished,
+    "metrics": _metrics,
     "reset": _reset,
     "lost": _lost,
 }

@@ -29,7 +29,7 @@ from tierkv.scheduler.staged.staged_jobs import StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.scheduler.store.lazy import check_lazy
 from tierkv.scheduler.wiring import wire_core, wire_manager
-from tierkv.stack.journal import NoJournal, StepJournal
+from tierkv.stack.journal import NoJournal
 from tierkv.stack.stack import Stack
 from tierkv.stack.staged import StagedStack
 from tierkv.stack.wiring import (
@@ -96,6 +96,8 @@ def open_stack(
         rank_reports = None if len(wiring.workers) == 1 else RankReports(opened.arena, plan.sealer, plan.geometry)
         journal = _journal(plan, core.scheduler, wiring.changes.names)
         stack = Stack(wiring, core.scheduler, rank_reports, journal, plan.runtime.clock, plan.runtime.engine_sleep)
+        if isinstance(journal, Recorder):
+            journal.watch(stack)
         undo.pop_all()
     return stack
 
@@ -229,7 +231,7 @@ def _scheduler_limits(plan: StackPlan) -> SchedulerLimits:
     )
 
 
-def _journal(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str]) -> StepJournal:
+def _journal(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str]) -> NoJournal | Recorder:
     """Return the journal that the description asks for; its recorder observes the scheduler's requests."""
     record, runtime = plan.config.record, plan.runtime
     if record.path is None:

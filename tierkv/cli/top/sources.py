@@ -1,0 +1,165 @@
+"""Sources of samples: a port that serves metrics, and the record of a stack."""
+
+from __future__ import annotations
+
+import calendar
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tierkv.errors import ConfigError
+from tierkv.metrics.deltas import Delta, empty_delta, merge
+from tierkv.recording.entries import Entry
+from tierkv.recording.reading import entries_so_far, files_of
+
+Values = Mapping[str, Mapping[str, float]]
+"""Exported name of a series -> its tier, or its other own label, or "" -> value. Histograms: their sum and count."""
+
+ANSWER_BYTES_MAX = 64 * 2**20
+TIMEOUT_S = 5.0
+_PREFIX = "tierkv_"
+_OWN = ("tier", "transfer_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Metrics of the stacks of one source at one time."""
+
+    at_s: float
+    """Wall clock."""
+    stacks: Mapping[str, Values]
+    """By the constant labels of a stack, as text; "" for the only one."""
+
+
+class NoSampleError(Exception):
+    """The source gives no sample; the message says why."""
+
+
+class Source(Protocol):
+    """Source of samples."""
+
+    name: str
+    """Address or path, as it is shown."""
+
+    def read(self) -> list[Sample]:
+        """Return the samples since the last call, oldest first.
+
+        Raises:
+            NoSampleError: the source does not answer, or answers something else.
+        """
+
+
+def source_of(target: str) -> Source:
+    """Return the source that a user names: an address, a port, or the path of a record.
+
+    Raises:
+        ConfigError: there is no such record.
+    """
+    if target.startswith(("http://", "https://")):
+        return MetricsPort(target if re.search(r"://[^/]+/.", target) else f"{target.rstrip('/')}/metrics")
+    found = re.fullmatch(r"(?:([\w.-]+|\[[0-9a-fA-F:]+\])?:)?(\d{1,5})", target)
+    if found and not Path(target).exists():
+        return MetricsPort(f"http://{found[1] or '127.0.0.1'}:{found[2]}/metrics")
+    files_of(Path(target))
+    return RecordFile(Path(target))
+
+
+class MetricsPort:
+    """Address that serves metrics in the format of Prometheus: ``tierkv.serve_metrics``, or vLLM's ``/metrics``."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url
+
+    def read(self) -> list[Sample]:
+        """Ask for the metrics once. Raises as :meth:`Source.read`."""
+        text = self._text()
+        lines = [line for line in text.splitlines() if line.startswith(_PREFIX)]
+        if not lines:
+            raise NoSampleError(f"{self.name} answers, but {_what_it_is(text)}")
+        try:
+            return [Sample(time.time(), dict(_by_stack("\n".join(lines))))]
+        except ValueError as error:
+            raise NoSampleError(f"{self.name} answers, but not in the format of Prometheus: {error}") from error
+
+    def _text(self) -> str:
+        try:
+            with urllib.request.urlopen(self.name, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http, by source_of
+                body: bytes = answer.read(ANSWER_BYTES_MAX)
+        except urllib.error.HTTPError as error:
+            hint = "; the metrics of most programs are at /metrics" if error.code == http.HTTPStatus.NOT_FOUND else ""
+            raise NoSampleError(f"{self.name} answers {error.code} {error.reason}{hint}") from error
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+            raise NoSampleError(f"{self.name} does not answer: {reason}") from error
+        return body.decode(errors="replace")
+
+
+def _what_it_is(text: str) -> str:
+    if text.lstrip()[:1] == "<":
+        return "with a web page; is this the port of the metrics, and the path /metrics?"
+    if "# TYPE" in text:
+        return "without metrics of tierkv; is a stack open in that program?"
+    return "not with metrics; give the port that tierkv.serve_metrics or vLLM serves"
+
+
+def _by_stack(text: str) -> Iterator[tuple[str, Values]]:
+    """Yield the values of each stack: of each set of labels that are not the metric's own."""
+    stacks: dict[str, dict[str, dict[str, float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith(("_bucket", "_created")):
+                continue
+            own = next((sample.labels[name] for name in _OWN if name in sample.labels), "")
+            others = [f"{name}={value}" for name, value in sorted(sample.labels.items()) if name not in _OWN]
+            stacks.setdefault(" ".join(others), {}).setdefault(sample.name, {})[own] = sample.value
+    yield from stacks.items()
+
+
+class RecordFile:
+    """Record of a stack, also while it is written: its entries of metrics, added up."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._entries = entries_so_far(path)
+        self._head: Entry = {}
+        self._sums: Delta = empty_delta()
+        self._opened_s = 0.0
+
+    def read(self) -> list[Sample]:
+        """Read what was written since the last call. Raises as :meth:`Source.read`."""
+        samples: list[Sample] = []
+        for entry in self._entries:
+            if entry is None:
+                break
+            if entry["is"] == "record" and entry != self._head:
+                self._begin(entry)
+            elif entry["is"] == "metrics":
+                grown = Delta(counters=entry["counters"], gauges=entry["gauges"], histograms=entry["histograms"])
+                merge(self._sums, grown)
+                samples.append(Sample(self._opened_s + entry["t"], {"": _values(self._sums)}))
+        return samples
+
+    def _begin(self, head: Entry) -> None:
+        """Begin with the first entry of another process."""
+        self._head, self._sums = head, empty_delta()
+        try:
+            self._opened_s = calendar.timegm(time.strptime(head["opened"], "%Y-%m-%dT%H:%M:%SZ"))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"{self.name}: this is no record of a stack: its first line has no time") from error
+
+
+def _values(sums: Delta) -> Values:
+    values: dict[str, Mapping[str, float]] = {f"{name}_total": dict(row) for name, row in sums["counters"].items()}
+    values.update({name: dict(row) for name, row in sums["gauges"].items()})
+    for name, rows in sums["histograms"].items():
+        values[f"{name}_sum"] = {label: row[-1] for label, row in rows.items()}
+        values[f"{name}_count"] = {label: sum(row[:-1]) for label, row in rows.items()}
+    return values
