@@ -10,7 +10,7 @@ from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
 
 from tierkv.stack.stack import Stack
 from tierkv.stack.views.events import StackEvents
-from tierkv.types.block_events import BlockEvent, BlockRemoved, BlockStored
+from tierkv.types.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from tierkv.types.engine import StepOutput
 
 pytest.importorskip("torch")
@@ -47,15 +47,29 @@ def test_a_router_receives_tokens_and_tiers(tmp_path: Path) -> None:
     with opened(stack_config(tmp_path, host_slots=12, **described())) as stack:
         events = events_of(stack, prompts)
     stored = [event for event in events if isinstance(event, BlockStored)]
-    assert {event.medium for event in stored} == {"host", "disk", "objects"}
+    assert {event.tier for event in stored} == {"host", "disk", "objects"}
     for prompt in prompts:
         chunks = {tuple(prompt[i : i + 16]) for i in range(0, 112, 16)}
-        assert chunks <= {event.token_ids for event in stored if event.medium == "host"}
-    removed = {block for event in events if isinstance(event, BlockRemoved) and event.medium == "host"
+        assert chunks <= {event.token_ids for event in stored if event.tier == "host"}
+    removed = {block for event in events if isinstance(event, BlockRemoved) and event.tier == "host"
             for block in event.block_hashes}  # fmt: skip
     assert removed
-    assert removed <= {block for event in stored if event.medium == "host" for block in event.block_hashes}
+    assert removed <= {block for event in stored if event.tier == "host" for block in event.block_hashes}
     assert all(len(event.block_hashes) == 2 and event.block_size == 8 for event in stored)
+
+
+def test_media_are_words_that_routers_know(tmp_path: Path) -> None:
+    """A tier may have any name. A router that does not know a medium gives it the credit of a GPU."""
+    config = stack_config(tmp_path, host_slots=12, **described())
+    config["tiers"][0]["name"] = "scratch-nvme"
+    with opened(config) as stack:
+        events = events_of(stack, prompts_of(3, 6))
+        stack.reset_cache()
+        stack.build_connector_meta(StepOutput())
+        events += stack.events.take_block_events()
+    assert {type(event) for event in events} == {BlockStored, BlockRemoved, AllBlocksCleared}
+    media = {(event.tier, event.medium) for event in events}
+    assert media == {("host", "CPU"), ("scratch-nvme", "DISK"), ("objects", "STORAGE")}
 
 
 def test_payloads_are_forgotten_after_a_reset(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class BlockMirror:
     def take(self, events: Sequence[CacheEvent]) -> None:
         """Take the events of a step."""
         for event in self._block_events.describe(events):
-            held = self.held.setdefault(event.medium, set())
-            chunks = self._chunks.setdefault(event.medium, {})
+            held = self.held.setdefault(event.tier, set())
+            chunks = self._chunks.setdefault(event.tier, {})
             match event:
                 case BlockStored():
                     blocks = {(event.group_idx, block_hash) for block_hash in event.block_hashes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,9 +64,29 @@ def resolve(config: StackConfig, registry: PluginRegistry, source: str = "<inlin
     problems: list[Problem] = []
     _require(registry.require_policy, "host.policy", config.host.policy, problems)
     tiers = [_resolve_tier(tier, f"tiers[{index}]", registry, problems) for index, tier in enumerate(config.tiers)]
+    problems += _check_tokens_path(config, [tier for tier in tiers if tier is not None])
     raise_problems(source, problems)
     host_policy = registry.require_policy(config.host.policy).plugin
     return ResolvedStack(config, host_policy, tuple(tier for tier in tiers if tier is not None))
+
+
+def _check_tokens_path(config: StackConfig, tiers: Sequence[ResolvedTier]) -> list[Problem]:
+    """Refuse to keep tokens that no event has, or that a tier's codec conceals: tokens are the prompt."""
+    path = config.events.tokens_path
+    if path is None:
+        return []
+    if not config.events.self_describing:
+        return [Problem("events.tokens_path", "needs events.self_describing = true: other events have no tokens", path)]
+    return [
+        Problem(
+            "events.tokens_path",
+            f"the file would have in the clear what codec {tier.codec.name!r} of tier {tier.config.name!r} conceals, "
+            "because tokens are the prompt; leave the key out, or choose a codec that does not conceal",
+            path,
+        )
+        for tier in tiers
+        if tier.codec.conceals
+    ]
 
 
 def _resolve_tier(

@@ -330,6 +330,11 @@ class EventsConfig(_Model):
         default=100_000,
         description="Largest number of chunks whose tokens are remembered for such events. The oldest are forgotten.",
     )
+    tokens_path: Name | None = Field(
+        default=None,
+        description="File that keeps these tokens, about 1.5 KiB per chunk of 256 tokens, so that a restarted engine "
+        "announces what its local tiers hold. Each process needs its own file. Needs `self_describing`. Default: none.",
+    )
 
 
 class RecordConfig(_Model):

@@ -230,6 +230,18 @@ RECORD_NOT_WRITTEN = _warning(
     *("path", "reason"),
     advice="`tierkv explain` lacks these entries. Free space, or check the permissions.",
 )
+TOKENS_NOT_KEPT = _warning(
+    "tokens_not_kept",
+    "tokens of stored chunks cannot be kept",
+    "reason",
+    advice="After a restart events describe fewer chunks. Free space, or check what is at `events.tokens_path`.",
+)
+TOKENS_SET_ASIDE = _warning(
+    "tokens_set_aside",
+    "the file of kept tokens is damaged; a new one is begun",
+    *("path", "reason"),
+    advice="None: events describe fewer chunks for a while. Repeated ones: test the disk.",
+)
 CHUNK_REFUSED = _warning(
     "chunk_refused",
     "a damaged chunk was refused on its way to the GPU; its tokens are computed",

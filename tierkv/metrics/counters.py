@@ -47,6 +47,7 @@ class CoreCounters:
     events_dropped: int = 0
     events_undescribed: int = 0
     payloads_forgotten: int = 0
+    tokens_not_kept: int = 0
     probes: Counter[str] = field(default_factory=Counter)
     hints_ignored: int = 0
     requests_dropped: int = 0

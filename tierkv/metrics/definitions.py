@@ -56,6 +56,7 @@ COUNTERS = {
     "events_dropped": "Chunks in cache events dropped because the engine did not take them",
     "events_undescribed": "Chunks in events without a payload, where payloads are configured",
     "payloads_forgotten": "Payloads of chunks dropped because the limit of stored payloads was reached",
+    "tokens_not_kept": "Chunks whose tokens were not written to the file of kept tokens",
     "probes": "Existence probes sent to a tier",
     "hints_ignored": "Hints of requests that could not be used",
     "requests_dropped": "Requests that an engine continued without tierkv, because a call about them broke a rule",

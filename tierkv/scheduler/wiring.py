@@ -95,6 +95,7 @@ def wire_core(  # noqa: PLR0913 - all but two have defaults
     if block_events is None:
         block_events = BlockEvents(geometry, counters, warn, active=False)
     manager = wire_manager(geometry, host, lower, counters, reserved_chunks_max, step_keys_max)
+    block_events.tiers = manager.tiers
     scheduler = OffloadScheduler(
         manager, geometry, limits or SchedulerLimits(), counters, warn, block_events=block_events
     )

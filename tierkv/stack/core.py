@@ -26,7 +26,7 @@ GRACE_S = 1.0
 
 CLOSE_GRACE_S = 7 * GRACE_S
 """Seconds that a close may take beyond its time: copies of the workers, calls of tiers, their backends, the event loop,
-the copy threads, observers and the record have ``GRACE_S`` each."""
+the copy threads and observers have ``GRACE_S`` each, the record and the file of tokens share one."""
 
 _POLL_S = 0.001
 
@@ -185,7 +185,8 @@ class StackCore:
             return max(grace_s, deadline_s - self._clock())
 
         wiring = self.wiring
-        releases.callback(lambda: self._journal.close(left_s()))
+        releases.callback(lambda: self._journal.close(left_s(GRACE_S / 2)))
+        releases.callback(lambda: wiring.events.close(left_s(GRACE_S / 2)))
         if wiring.shared is not None:
             releases.callback(wiring.shared.close)
         releases.callback(wiring.arena.close)

@@ -15,6 +15,9 @@ from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.config.schema import StackConfig, StoreConfig
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
+from tierkv.kept_tokens.restoring import restored_snapshots
+from tierkv.kept_tokens.token_file import TokenFile
+from tierkv.kept_tokens.token_writer import TokenWriter
 from tierkv.logs.definitions import EVENTS_UNDESCRIBED, HINT_IGNORED, LogEvent
 from tierkv.logs.stack_log import StackLog
 from tierkv.plugins.loading import load_plugins
@@ -22,6 +25,7 @@ from tierkv.plugins.registry import PluginRegistry
 from tierkv.recording.recorder import Recorder
 from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.events.block_events import BlockEvents
+from tierkv.scheduler.events.event_queue import EventQueue
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.scheduler import OffloadScheduler
@@ -33,6 +37,7 @@ from tierkv.stack.journal import NoJournal
 from tierkv.stack.stack import Stack
 from tierkv.stack.staged import StagedStack
 from tierkv.stack.wiring import (
+    OpenedTiers,
     StackPlan,
     connect,
     host_tier,
@@ -43,6 +48,7 @@ from tierkv.stack.wiring import (
 )
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key
 from tierkv.worker.completion_flags import CompletionFlags
 from tierkv.worker.rank_reports import RankReports
 from tierkv.worker.staged_seals import StagedSeals
@@ -79,6 +85,9 @@ def open_stack(
     _check_capabilities(engine)
     _check_store_plan(plan.config, engine, plan.geometry)
     with contextlib.ExitStack() as undo:
+        tokens = _token_file(plan)
+        if tokens is not None:
+            undo.callback(tokens.close)
         opened = open_tiers(plan, undo)
         block_events = _block_events(plan, described=plan.config.events.self_describing)
         core = wire_core(
@@ -93,6 +102,8 @@ def open_stack(
             block_events=block_events,
         )
         wiring = connect(plan, opened, core.manager, block_events)
+        if tokens is not None:
+            undo.callback(_take_up_tokens(plan, opened, wiring.events, block_events, tokens).close, 1.0)
         rank_reports = None if len(wiring.workers) == 1 else RankReports(opened.arena, plan.sealer, plan.geometry)
         journal = _journal(plan, core.scheduler, wiring.changes.names)
         stack = Stack(wiring, core.scheduler, rank_reports, journal, plan.runtime.clock, plan.runtime.engine_sleep)
@@ -206,6 +217,39 @@ def _block_events(plan: StackPlan, *, described: bool) -> BlockEvents:
         active=events.enabled and described,
         snapshots_max=events.payloads_max,
     )
+
+
+def _token_file(plan: StackPlan) -> TokenFile | None:
+    """Open the file of kept tokens, if the description names one and events are wanted.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    events = plan.config.events
+    if events.tokens_path is None or not events.enabled:
+        return None
+    path = _path_of_replica(Path(events.tokens_path), plan.engine.replica)
+    return TokenFile(path, plan.sealer.namespace, events.payloads_max, plan.log)
+
+
+def _take_up_tokens(
+    plan: StackPlan, opened: OpenedTiers, queue: EventQueue, block_events: BlockEvents, file: TokenFile
+) -> TokenWriter:
+    """Restore and announce what the file has of chunks in listed tiers, and keep those of this process from now on."""
+    tables = [tier for tier in opened.lower if tier.capabilities.authoritative_index]
+    may_come = bool(opened.absent) or not all(tier.knows_content for tier in tables)
+
+    def is_held(key: Key) -> bool:
+        return may_come or any(tier.residency.rows.is_at_rest(key) for tier in tables)
+
+    snapshots = restored_snapshots(file, plan.geometry, is_held)
+    block_events.restore(snapshots)
+    queue.announce(snapshots)
+    runtime = plan.runtime
+    block_events.keeper = writer = TokenWriter(
+        file, plan.counters, plan.log, clock=runtime.clock, engine_sleep=runtime.engine_sleep, spawn=runtime.spawn
+    )
+    return writer
 
 
 def _reports(log: StackLog, event: LogEvent) -> Callable[[str], None]:

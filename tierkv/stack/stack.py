@@ -272,8 +272,10 @@ class Stack:
         self._core.cache_was_reset(scope)
 
     def has_pending_work(self) -> bool:
-        """Whether the engine should keep stepping: transfers, reports or changes of tiers are pending."""
-        return self._scheduler.has_pending_work or self._pending_report is not None or self._core.wiring.changes.pending
+        """Whether the engine should keep stepping: transfers, reports, events or changes of tiers are pending."""
+        if self._scheduler.has_pending_work or self._pending_report is not None:
+            return True
+        return self._core.wiring.changes.pending or self.events.has_announcements
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from tierkv.memory.arena import HostArena, private_memory
 from tierkv.memory.shared import SharedMemory
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins.registry import PluginRegistry
+from tierkv.scheduler.events.announcements import Announcements
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.events.event_queue import EventQueue
 from tierkv.stack.observers import Observers
@@ -273,6 +274,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
     """List what the tiers hold, start the workers of this process, and join everything."""
     config = plan.config
     _list_contents(opened)
+    block_events.tiers = manager.tiers
     workers, copies = _workers(plan, opened.arena)
     _log_opening(plan, opened)
     return StackWiring(
@@ -287,7 +289,13 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
         geometry=plan.geometry,
         counters=plan.counters,
         observers=_observers(plan),
-        events=EventQueue(block_events, plan.counters, manager.budget.share(), kept=config.events.enabled),
+        events=EventQueue(
+            block_events,
+            plan.counters,
+            manager.budget.share(),
+            kept=config.events.enabled,
+            announcements=Announcements(block_events, manager.tiers),
+        ),
         changes=TierChanges(
             opened.factory,
             plan.registry,

@@ -97,11 +97,22 @@ def last_of(blocks: set[bytes], tokens: dict[bytes, tuple[int, ...]], prompts: l
     return {block for block in blocks if tokens[block] in ends}
 
 
-def stored(*hashes: bytes, medium: str = "host", group: int = 0, block_size: int = 8) -> ours.BlockStored:
+def stored(*hashes: bytes, tier: str = "host", group: int = 0, block_size: int = 8) -> ours.BlockStored:
     """A described chunk."""
     tokens = tuple(range(len(hashes) * block_size))
     return ours.BlockStored(
-        hashes, b"parent", tokens, block_size, 3, "wise", None, group, "full_attention", None, medium
+        hashes,
+        b"parent",
+        tokens,
+        block_size,
+        3,
+        "wise",
+        None,
+        group,
+        "full_attention",
+        None,
+        "CPU" if tier == "host" else "DISK",
+        tier,
     )
 
 
@@ -137,7 +148,7 @@ def test_a_router_knows_what_every_tier_holds(tmp_path: Path) -> None:
 def test_all_fields_of_a_stored_block() -> None:
     """A router reads them by name; a field at the wrong place would be believed."""
     events = kv_events([FULL, WINDOW], localities={"s3": "REMOTE"})
-    host, far = events.translate([stored(b"a", b"b"), stored(b"c", medium="s3", group=1, block_size=0)])
+    host, far = events.translate([stored(b"a", b"b"), stored(b"c", tier="s3", group=1, block_size=0)])
     assert isinstance(host, BlockStored)
     assert isinstance(far, BlockStored)
     assert (host.block_hashes, host.parent_block_hash, host.block_size) == ([b"a", b"b"], b"parent", 8)
@@ -158,7 +169,9 @@ def test_blocks_of_several_hash_blocks_are_told_as_the_gpu_tells_them() -> None:
 def test_hashes_as_integers_as_vllm_has_them_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """VLLM's default are 64-bit numbers; removals must use the same words as stores, and the GPU's events."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
-    come, gone = kv_events().translate([stored(b"\0" * 24 + b"\1" * 8), ours.BlockRemoved((b"\1" * 32,), 0, "host")])
+    come, gone = kv_events().translate(
+        [stored(b"\0" * 24 + b"\1" * 8), ours.BlockRemoved((b"\1" * 32,), 0, "CPU", "host")]
+    )
     assert isinstance(come, BlockStored)
     assert isinstance(gone, BlockRemoved)
     assert come.block_hashes == gone.block_hashes == [0x0101010101010101]
@@ -168,7 +181,7 @@ def test_a_cleared_tier_takes_nothing_else_along() -> None:
     """VLLM's AllBlocksCleared would make a router forget the GPU and the disk too."""
     router, events = Router(), kv_events()
     router.blocks["GPU", None].add(b"gpu")
-    router.hear(events.translate([stored(b"a", b"b"), stored(b"a", medium="disk"), ours.AllBlocksCleared("host")]))
+    router.hear(events.translate([stored(b"a", b"b"), stored(b"a", tier="disk"), ours.AllBlocksCleared("CPU", "host")]))
     assert router.held == {("GPU", None): {b"gpu"}, ("STORAGE", "disk"): {b"a"}}
 
 
@@ -177,9 +190,9 @@ def test_beyond_the_bound_a_router_knows_too_little_never_too_much() -> None:
     router, events = Router(), kv_events(announced_max=2)
     router.hear(events.translate([stored(b"a", b"b", b"c")]))
     router.blocks["GPU", None].add(b"gpu")
-    router.hear(events.translate([ours.AllBlocksCleared("host")]))
+    router.hear(events.translate([ours.AllBlocksCleared("CPU", "host")]))
     assert router.held == {}
-    router.hear(events.translate([stored(b"d"), stored(b"e", medium="disk"), ours.AllBlocksCleared("host")]))
+    router.hear(events.translate([stored(b"d"), stored(b"e", tier="disk"), ours.AllBlocksCleared("CPU", "host")]))
     assert router.held == {("STORAGE", "disk"): {b"e"}}  # there is room again, and the tier is known completely
 
 
@@ -208,7 +221,7 @@ def test_a_real_publisher_and_a_subscriber() -> None:
         subscriber.setsockopt(zmq.RCVTIMEO, 30_000)
         subscriber.connect(publisher._pub.getsockopt_string(zmq.LAST_ENDPOINT))
         subscriber.subscribe("kv")
-        events = list(kv_events().translate([stored(b"a" * 32), ours.BlockRemoved((b"a" * 32,), 0, "disk")]))
+        events = list(kv_events().translate([stored(b"a" * 32), ours.BlockRemoved((b"a" * 32,), 0, "DISK", "disk")]))
         give_up_s = time.monotonic() + 30
         while not subscriber.poll(50):  # a publisher drops what it sends before a subscriber has joined
             assert time.monotonic() < give_up_s

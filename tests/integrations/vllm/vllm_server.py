@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 120.0
 
 
+def free_port() -> int:
+    """A port that no program uses at present."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 class Server(LoggedProcess):
     """The server of vLLM on the loopback interface, and a client for it.
 
@@ -27,11 +34,20 @@ class Server(LoggedProcess):
         models: folder of the small models.
         log: a file for what vLLM writes.
         replicas: engines that share the requests (data parallel).
+        port: of the server; None: a free one.
+        more: further arguments of the server.
     """
 
-    def __init__(self, setup: EngineSetup, models: Path, log: Path, replicas: int = 1) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    def __init__(
+        self,
+        setup: EngineSetup,
+        models: Path,
+        log: Path,
+        replicas: int = 1,
+        port: int | None = None,
+        more: Sequence[str] = (),
+    ) -> None:
+        port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         command += ["--port", str(port), "--model", str(models / setup.model), "--served-model-name", setup.model]
@@ -39,6 +55,7 @@ class Server(LoggedProcess):
         for name in ("dtype", "block_size", "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_model_len"):
             command += [f"--{name.replace('_', '-')}", str(ARGUMENTS[name])]
         command += ["--kv-transfer-config", json.dumps(setup.kv_transfer_config())]
+        command += more
         if replicas > 1:
             command += ["--data-parallel-size", str(replicas)]
         self._start_timeout_s = START_TIMEOUT_S * replicas

@@ -86,8 +86,8 @@ def test_s96_disabled_keeps_nothing_and_gives_placeholders() -> None:
     (key,) = bench.grant(request_of(), 0)
     bench.events.on_store_ended([key])
     stored, removed = bench.drain((STORED, "host", [key]), (REMOVED, "host", [key]))
-    assert stored == BlockStored((key[:-4],), None, (), 0, None, None, None, 0, None, None, "host")
-    assert removed == BlockRemoved((key[:-4],), 0, "host")
+    assert stored == BlockStored((key[:-4],), None, (), 0, None, None, None, 0, None, None, "CPU", "host")
+    assert removed == BlockRemoved((key[:-4],), 0, "CPU", "host")
     assert not len(bench.events)
     assert not bench.events._ended
     assert not bench.warnings
@@ -115,7 +115,8 @@ def test_s97_a_stored_chunk_is_described_whole(index: int, parent: int | None) -
         group_idx=0,
         kind="full_attention",
         window=None,
-        medium="host",
+        medium="CPU",
+        tier="host",
     )
     assert event.block_hashes[-1] == keys[0][:-4]
 
@@ -127,10 +128,10 @@ def test_s98_stored_twice_removed_once() -> None:
     first, second, removed = bench.drain((STORED, "host", keys), (STORED, "host", keys), (REMOVED, "host", keys))
     assert first == second
     assert isinstance(first, BlockStored)
-    assert removed == BlockRemoved(first.block_hashes, 0, "host")
+    assert removed == BlockRemoved(first.block_hashes, 0, "CPU", "host")
     bench.events.on_store_ended(keys)
     assert bench.drain() == []
-    assert bench.drain((REMOVED, "host", keys)) == [BlockRemoved((keys[0][:-4],), 0, "host")]
+    assert bench.drain((REMOVED, "host", keys)) == [BlockRemoved((keys[0][:-4],), 0, "CPU", "host")]
     assert not len(bench.events)
 
 
@@ -148,7 +149,7 @@ def test_s99_a_removal_over_two_groups_is_two_events() -> None:
         (0, 2),
     ]
     assert removed[0] == BlockRemoved(tuple(chain(range(128))[i] for i in (*range(79, 128, 16), *range(15, 64, 16))), 1,
-                                      "host")  # fmt: skip
+                                      "CPU", "host")  # fmt: skip
 
 
 def test_s100_a_windowed_group_has_placeholders() -> None:
@@ -249,7 +250,7 @@ def test_s103_reset_empties() -> None:
     assert len(core.block_events) == 4
     core.schedule(request, computed=16, scheduled=0, ids=[()], whole=False)
     core.scheduler.reset_cache()
-    assert core.block_events.describe(core.manager.take_events()) == [AllBlocksCleared("host")]
+    assert core.block_events.describe(core.manager.take_events()) == [AllBlocksCleared("CPU", "host")]
     core.block_events.finish_ended_stores()
     core.block_events.forget_some(core.manager.budget.share())
     assert not len(core.block_events)
@@ -280,7 +281,7 @@ def test_a_reset_is_described_at_one_cost_and_forgotten_in_steps() -> None:
     bench.drain((STORED, "host", keys))
     budget = StepBudget(16)
     share = budget.share()
-    assert bench.events.describe([CacheEvent(CLEARED, "host", ())]) == [AllBlocksCleared("host")]
+    assert bench.events.describe([CacheEvent(CLEARED, "host", ())]) == [AllBlocksCleared("CPU", "host")]
     assert len(bench.events) == 100, "nothing was forgotten in the call that describes the reset"
     bench.grant(request, 7)
     bench.events.on_store_ended([keys[7]])
@@ -358,7 +359,7 @@ def test_a_payload_serves_every_tier_until_the_last_one_lets_go() -> None:
     (first,) = bench.drain((REMOVED, "host", keys))
     (last,) = bench.drain((REMOVED, "disk", keys))
     assert isinstance(first, BlockRemoved)
-    assert last == replace(first, medium="disk")
+    assert last == replace(first, medium="DISK", tier="disk")
     assert len(first.block_hashes) == 4
     assert not len(bench.events)
 
@@ -375,8 +376,8 @@ def test_chunks_that_share_hash_blocks_share_their_removal() -> None:
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
     assert first.block_hashes[:2] == second.block_hashes[:2]
-    assert bench.drain((REMOVED, "host", [one])) == [BlockRemoved(first.block_hashes[2:], 0, "host")]
-    assert bench.drain((REMOVED, "host", [two])) == [BlockRemoved(second.block_hashes, 0, "host")]
+    assert bench.drain((REMOVED, "host", [one])) == [BlockRemoved(first.block_hashes[2:], 0, "CPU", "host")]
+    assert bench.drain((REMOVED, "host", [two])) == [BlockRemoved(second.block_hashes, 0, "CPU", "host")]
     assert not any(sharing for medium in bench.events._media.values() for sharing in medium.sharing.values())
 
 
@@ -454,7 +455,7 @@ class TestQueue:
             queue.put_events([CacheEvent(STORED, "host", (keys[0],))])
         queue.put_events([CacheEvent(REMOVED, "host", (keys[0],))])
         cleared, *_, removed = queue.take_described_events()
-        assert cleared == AllBlocksCleared("host")
+        assert cleared == AllBlocksCleared("CPU", "host")
         assert isinstance(removed, BlockRemoved)
         assert len(removed.block_hashes) == 4
 
@@ -480,9 +481,9 @@ def test_g16_the_disk_tier_reports_what_it_lost() -> None:
         core.scheduler.request_finished(request, [[1, 2]])
         core.finish_all()
         for event in core.block_events.describe(core.manager.take_events()):
-            if event.medium == "disk" and isinstance(event, BlockRemoved):
+            if event.tier == "disk" and isinstance(event, BlockRemoved):
                 removed |= set(event.block_hashes)
-            elif event.medium == "disk" and isinstance(event, BlockStored):
+            elif event.tier == "disk" and isinstance(event, BlockStored):
                 assert event.token_ids
                 stored |= set(event.block_hashes)
         core.block_events.finish_ended_stores()
@@ -506,5 +507,5 @@ def test_g16_an_object_tier_reports_what_it_lost() -> None:
         for op in ops:
             core.finish(op, OutcomeKind.CORRUPT if op.verb is Verb.READ else OutcomeKind.OK)
     removed = [event for event in core.block_events.describe(core.manager.take_events())
-               if isinstance(event, BlockRemoved) and event.medium == "objects"]  # fmt: skip
+               if isinstance(event, BlockRemoved) and event.tier == "objects"]  # fmt: skip
     assert {block_hash for event in removed for block_hash in event.block_hashes} == set(request.block_hashes)

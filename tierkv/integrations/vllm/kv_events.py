@@ -121,17 +121,17 @@ class KVEvents:
                 case ours.BlockStored():
                     yield self._stored(event)
                 case ours.BlockRemoved():
-                    self._announced.discard(event.medium, ((event.group_idx, one) for one in event.block_hashes))
-                    yield self._removed(event.medium, event.group_idx, event.block_hashes)
+                    self._announced.discard(event.tier, ((event.group_idx, one) for one in event.block_hashes))
+                    yield self._removed(event.tier, event.group_idx, event.block_hashes)
                 case ours.AllBlocksCleared():
-                    yield from self._cleared(event.medium)
+                    yield from self._cleared(event.tier)
 
     def _stored(self, event: ours.BlockStored) -> BlockStored:
         hashes, block_size = event.block_hashes, event.block_size
         if block_size:  # vLLM's events have blocks of the group; the hash of a block is that of its last hash block
             scale = self._scales[event.group_idx]
             hashes, block_size = hashes[scale - 1 :: scale], block_size * scale
-        self._announced.add(event.medium, ((event.group_idx, one) for one in hashes))
+        self._announced.add(event.tier, ((event.group_idx, one) for one in hashes))
         kind, window = self._groups[event.group_idx]
         parent = event.parent_block_hash
         return BlockStored(
@@ -144,7 +144,7 @@ class KVEvents:
             group_idx=event.group_idx,
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
-            **self._medium_of(event.medium),
+            **self._medium_of(event.tier),
         )
 
     def _removed(self, tier: str, group: int, hashes: Iterable[bytes]) -> BlockRemoved:
@@ -156,18 +156,18 @@ class KVEvents:
         """Revoke the events of a tier that was emptied.
 
         vLLM's ``AllBlocksCleared`` names no medium: a consumer then also forgets the GPU and all other tiers. So
-        announced blocks are revoked one by one where all of them are remembered. Otherwise the general event is sent,
-        because a consumer may know too little, but not too much.
+        announced blocks are revoked one by one. Where not all of them are remembered, the general event follows,
+        because a consumer may know too little, but not too much. It does not suffice alone: a router may regard blocks
+        with an ``ownership`` as those of a pool that outlives the engine.
         """
         held, complete = self._announced.clear(tier)
-        if not complete:
-            yield AllBlocksCleared()
-            return
         by_group: dict[int, list[bytes]] = {}
         for group, block_hash in held:
             by_group.setdefault(group, []).append(block_hash)
         for group, hashes in sorted(by_group.items()):
             yield self._removed(tier, group, hashes)
+        if not complete:
+            yield AllBlocksCleared()
 
     def _medium_of(self, tier: str) -> dict[str, str | None]:
         if tier == HOST_TIER:

@@ -59,6 +59,10 @@ class RowTable:
         row = self.keys.find(key)
         return row is not None and self.is_listed(row) and not self.uses[row]
 
+    def is_at_rest(self, key: Key) -> bool:
+        """Whether ``key`` is stored and not being deleted."""
+        return self.flags_of(key) & (STORED | DELETING) == STORED
+
     def is_listed(self, row: int) -> bool:
         """Whether a row is stored and not being deleted."""
         return self.flags[row] & (STORED | DELETING) == STORED

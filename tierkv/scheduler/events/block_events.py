@@ -10,20 +10,30 @@ of the chunks, so that a consumer with a plain set of blocks has exactly the pre
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.contract import HOST
+from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.step_budget import BudgetShare
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.events.keeping import NoKeeper, TokenKeeper
+from tierkv.scheduler.events.snapshots import Medium, Snapshot, take_snapshot
 from tierkv.scheduler.store.candidates import Candidate
-from tierkv.types.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from tierkv.types.block_events import (
+    MEDIUM_HOST,
+    MEDIUM_LOCAL,
+    MEDIUM_SHARED,
+    AllBlocksCleared,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+)
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.engine import GroupKind, Request
-from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
+from tierkv.types.geometry import Geometry, cdiv
 from tierkv.types.keys import Key, split_key
 
 SNAPSHOTS_MAX = 100_000
@@ -35,89 +45,6 @@ About 5 KiB each for chunks of 256 tokens.
 
 FORGOTTEN_PER_KEY = 8
 """Shared blocks that are forgotten in one batch for the cost of one key operation."""
-
-
-@dataclass(slots=True, eq=False)
-class Medium:
-    """Content of one tier, from its first event to the event that it was emptied."""
-
-    sharing: dict[int, dict[bytes, int]] = field(default_factory=dict)
-    """By group: in how many chunks each hash block is, beside those that end with it."""
-    cleared: bool = False
-    """Whether an event reported that the tier was emptied."""
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """Payload of one chunk.
-
-    Tokens are kept as machine words: Python integers would take ten times as much memory.
-    """
-
-    block_hashes: tuple[bytes, ...]
-    parent_block_hash: bytes | None
-    tokens: array[int]
-    lora_id: int | None
-    lora_name: str | None
-    group: GroupGeometry
-    storing: int = 0
-    """Number of stores of the chunk in flight."""
-    media: set[Medium] = field(default_factory=set)
-    """Tiers that hold the chunk, as reported by events; cleared ones until the chunk is looked at again."""
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether a tier holds the chunk, or a store of it is in flight."""
-        return self.storing > 0 or any(not medium.cleared for medium in self.media)
-
-    def stored(self, medium: str) -> BlockStored:
-        """Event that the chunk is readable in ``medium``."""
-        return BlockStored(
-            block_hashes=self.block_hashes,
-            parent_block_hash=self.parent_block_hash,
-            token_ids=tuple(self.tokens),
-            block_size=self.group.chunk_tokens // self.group.hashes_per_chunk,
-            lora_id=self.lora_id,
-            lora_name=self.lora_name,
-            extra_keys=None,
-            group_idx=self.group.index,
-            kind=self.group.kind.value,
-            window=None,  # only chunks of full attention have snapshots
-            medium=medium,
-        )
-
-
-def take_snapshot(request: Request, group: GroupGeometry, index: int) -> Snapshot:
-    """Payload of chunk ``index`` of a request in a group.
-
-    Raises:
-        EngineProtocolError: the request has no tokens, or fewer tokens or hashes than the chunk; a truncated payload
-            would be wrong (S102).
-    """
-    tokens = getattr(request, "all_token_ids", None)
-    if tokens is None:
-        raise EngineProtocolError(
-            f"request {request.request_id!r} has no all_token_ids, so events cannot describe its chunks; add what "
-            "tierkv.types.engine.TokenizedRequest asks for, or set events.self_describing = false"
-        )
-    first = index * group.hashes_per_chunk
-    hashes = tuple(request.block_hashes[first : first + group.hashes_per_chunk])
-    start = index * group.chunk_tokens
-    words = array("q", tokens[start : start + group.chunk_tokens])
-    if len(hashes) != group.hashes_per_chunk or len(words) != group.chunk_tokens:
-        raise EngineProtocolError(
-            f"request {request.request_id!r} has {len(hashes)} of {group.hashes_per_chunk} hashes and {len(words)} of "
-            f"{group.chunk_tokens} tokens of chunk {index}: block_hashes and all_token_ids must reach its end when its "
-            "blocks are computed"
-        )
-    return Snapshot(
-        block_hashes=hashes,
-        parent_block_hash=request.block_hashes[first - 1] if index else None,
-        tokens=words,
-        lora_id=getattr(request, "lora_id", None),
-        lora_name=getattr(request, "lora_name", None),
-        group=group,
-    )
 
 
 class BlockEvents:
@@ -142,6 +69,11 @@ class BlockEvents:
         snapshots_max: int = SNAPSHOTS_MAX,
     ) -> None:
         self.active = active
+        self.keeper: TokenKeeper = NoKeeper()
+        """Keeps snapshots of chunks in tiers that list their content, for the next process. Set before the first
+        event."""
+        self.tiers: TierList | None = None
+        """Lower tiers whose names events have. Set once, before the first event; None: all are local."""
         self.has_cleared = False
         """Whether :meth:`forget_some` has something to do."""
         self._geometry = geometry
@@ -188,7 +120,8 @@ class BlockEvents:
 
     def _make_room(self) -> None:
         while len(self._snapshots) >= self._snapshots_max:
-            _, snapshot = self._snapshots.popitem(last=False)
+            key, snapshot = self._snapshots.popitem(last=False)
+            self._forget_kept(key, snapshot)
             for medium in snapshot.media:
                 if not medium.cleared:
                     self._unshared(snapshot, medium)
@@ -198,6 +131,17 @@ class BlockEvents:
         """Note that a store of these chunks has ended; its event is described before ``finish_ended_stores``."""
         if self.active:
             self._ended.extend(keys)
+
+    # -- an earlier process ------------------------------------------------------------------------------------------
+
+    def restore(self, snapshots: Mapping[Key, Snapshot]) -> None:
+        """Add snapshots that an earlier process took, as the oldest ones. Called once, before the first store."""
+        self._snapshots.update(snapshots)
+
+    def is_reported(self, key: Key, name: str) -> bool:
+        """Whether an event has reported a chunk with a snapshot in a tier."""
+        snapshot, medium = self._snapshots.get(key), self._media.get(name)
+        return snapshot is not None and medium in snapshot.media
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +156,7 @@ class BlockEvents:
                     described += self._removed(event.keys, event.tier)
                 case CacheEventKind.CLEARED:
                     self._cleared(event.tier)
-                    described.append(AllBlocksCleared(event.tier))
+                    described.append(self.cleared_event(event.tier))
         return described
 
     def finish_ended_stores(self) -> None:
@@ -245,22 +189,35 @@ class BlockEvents:
     def _medium(self, name: str) -> Medium:
         medium = self._media.get(name)
         if medium is None:
-            medium = self._media[name] = Medium()
+            medium = self._media[name] = self._new_medium(name)
         return medium
 
+    def _new_medium(self, name: str) -> Medium:
+        if name == HOST:
+            return Medium(name, MEDIUM_HOST)
+        tier = None if self.tiers is None else self.tiers.get(name)
+        if tier is None:  # unknown, or detached meanwhile
+            return Medium(name, MEDIUM_LOCAL)
+        can = tier.capabilities
+        return Medium(name, MEDIUM_SHARED if can.shared else MEDIUM_LOCAL, can.authoritative_index)
+
     def _stored(self, key: Key, name: str) -> BlockStored:
-        snapshot = self._snapshots.get(key)
+        snapshot, medium = self._snapshots.get(key), self._medium(name)
         if snapshot is not None:
-            medium = self._medium(name)
+            if medium.is_listed:
+                snapshot.is_restored = False
+                if self.keeper.is_kept and not snapshot.is_kept:
+                    self.keeper.keep(key, snapshot)
+                    snapshot.is_kept = True
             if medium not in snapshot.media:
                 snapshot.media.add(medium)
                 sharing = medium.sharing.setdefault(snapshot.group.index, {})
                 for block_hash in snapshot.block_hashes[:-1]:  # the last one is the chunk's own
                     sharing[block_hash] = sharing.get(block_hash, 0) + 1
-            return snapshot.stored(name)
+            return snapshot.stored(medium)
         self._warn_undescribed(CacheEventKind.STORED)
         chunk_hash, group = split_key(key)
-        return BlockStored((chunk_hash,), None, (), 0, None, None, None, group, None, None, name)
+        return BlockStored((chunk_hash,), None, (), 0, None, None, None, group, None, None, medium.kind, name)
 
     def _removed(self, keys: Sequence[Key], name: str) -> Iterator[BlockRemoved]:
         """One event per group, in the order of first occurrence (S99)."""
@@ -273,11 +230,12 @@ class BlockEvents:
             if snapshot is not None:
                 hashes = (*self._unshared(snapshot, medium), chunk_hash)
                 snapshot.media.discard(medium)
+                snapshot.is_restored = snapshot.is_restored and not medium.is_listed
                 self._forget_unneeded(key, snapshot)
             else:
                 self._warn_undescribed(CacheEventKind.REMOVED)
             by_group.setdefault(group, []).extend(hashes)
-        return (BlockRemoved(tuple(hashes), group, name) for group, hashes in by_group.items())
+        return (BlockRemoved(tuple(hashes), group, medium.kind, name) for group, hashes in by_group.items())
 
     def _unshared(self, snapshot: Snapshot, medium: Medium) -> list[bytes]:
         """Hashes, except the last, that no other chunk in ``medium`` has; the chunk was removed from it."""
@@ -292,6 +250,10 @@ class BlockEvents:
                 alone.append(block_hash)
         return alone
 
+    def cleared_event(self, name: str) -> AllBlocksCleared:
+        """Event that a tier was emptied, or that a consumer must regard it as empty."""
+        return AllBlocksCleared(self._medium(name).kind, name)
+
     def _cleared(self, name: str) -> None:
         """Note that a tier was emptied, at one cost however much it held; :meth:`forget_some` does the rest."""
         medium = self._media.pop(name, None)
@@ -305,6 +267,11 @@ class BlockEvents:
         """Drop the snapshot if it is not needed any more."""
         if not snapshot.is_needed:
             del self._snapshots[key]
+            self._forget_kept(key, snapshot)
+
+    def _forget_kept(self, key: Key, snapshot: Snapshot) -> None:
+        if snapshot.is_kept and self.keeper.is_kept:
+            self.keeper.forget(key)
 
     def _warn_undescribed(self, kind: CacheEventKind) -> None:
         if self.active:

@@ -41,6 +41,11 @@ class StackEvents:
         self.forward()
         return self._queue.take_described_events()
 
+    @property
+    def has_announcements(self) -> bool:
+        """Whether chunks that tiers have held since an earlier process are still to be announced, by further steps."""
+        return self._queue.has_announcements
+
     def forward(self) -> None:
         """Pass new events to the record and the observers, and keep them for the engine."""
         events = self._manager.take_events(self._keys_max)
