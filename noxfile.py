@@ -15,6 +15,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
 
+from sessions.debian import fetch_program
 from sessions.engines import GEMMA, SGLANG, install_vllm, lay_over_vllm, measure_gemma
 from sessions.installing import (
     CONSTRAINTS,
@@ -104,6 +105,17 @@ def object_azurite(session: nox.Session) -> None:
     session.run(*npm, external=True, silent=True)
     session.install(*CONSTRAINTS, "adlfs", "azure-storage-blob")
     object_server(session, "azurite.py", folder)
+
+
+@nox.session
+def valkey(session: nox.Session) -> None:
+    """Tierkv-valkey on Debian's server, fetched, not installed: kit, outages, cluster, TLS (-- PYTEST ARGUMENTS)."""
+    plugin = ROOT / "plugins/tierkv-valkey"
+    install(session, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
+    packages, names = ("valkey-server", "redis-server"), ("valkey-server", "redis-server")
+    program = fetch_program(Path(session.cache_dir) / "valkey", packages, names)
+    session.env["TIERKV_TEST_VALKEY_SERVER"] = str(program)
+    pytest(session, str(plugin / "tests"), "-n", "auto", "--dist", "loadscope")
 
 
 @nox.session

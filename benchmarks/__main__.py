@@ -37,6 +37,7 @@ BENCHMARKS = {
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
     "object_store": "the object tier on S3 beside a plain HTTP client",
+    "valkey_server": "the Valkey tier beside plain sockets, and beside client libraries alone",
     "overload": "more prompts than an engine can run, all in a tier: chunks loaded, and the time until all are served",
     "long_prompt": "worst call over the life of a prompt of 8,192 cold chunks, with up to 50 tiers and with windows",
     "waiting": "asking for up to 10,000 waiting requests in every step: per request, and the worst call",
@@ -52,7 +53,7 @@ WINGS = {
     "side_by_side": ("vllm_manager", "vllm_ab", "first_token"),
     "stress": ("overload", "long_prompt", "waiting", "burst"),
     "steps": ("decode_step",),
-    "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "recovery"),
+    "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "valkey_server", "recovery"),
     "workloads": ("traffic", "replay"),
 }
 """Wing -> the benchmarks in it."""

@@ -1,0 +1,164 @@
+"""A cluster of three primaries: slots, nodes that die, freeze and return, and slots that move."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.crc import key_slot
+from valkey_servers import ValkeyCluster, ValkeyServer, until
+from valkey_support import context, frames, heals, only_misses, opened, traffic
+
+import tierkv_valkey
+from tierkv.errors import BackendUnavailableError, DeadlineExceededError, TierKVError
+from tierkv.testing.conformance.session import Session
+from tierkv.types.keys import Key
+from tierkv_valkey import ValkeyOptions
+
+
+@pytest.fixture
+def tier(cluster: ValkeyCluster) -> Iterator[Session]:
+    """A tier on the cluster."""
+    with opened(cluster.url, mode="cluster") as session:
+        yield session
+
+
+def name_of(key: Key) -> bytes:
+    """Name of a key on the server."""
+    return f"tierkv:{context().namespace.fingerprint().hex()}:{key.hex()}".encode()
+
+
+def keys_of(cluster: ValkeyCluster, node: ValkeyServer, keys: list[Key]) -> set[Key]:
+    """Keys whose slots a node owns."""
+    return {key for key in keys if cluster.owner(name_of(key)) is node}
+
+
+def test_the_chunks_of_a_prompt_spread_over_all_nodes(cluster: ValkeyCluster, tier: Session) -> None:
+    """A hash tag would put a namespace on one node: a cluster of ten would be as large and fast as one server."""
+    tier.put(frames(300))
+    counts = [len(node.ask("KEYS", "*")) for node in cluster.nodes]
+    assert sum(counts) == 300
+    assert min(counts) > 50, counts
+    assert len({key_slot(name) for name in cluster.names()}) > 250
+
+
+def test_a_dead_node_costs_its_own_keys_alone(cluster: ValkeyCluster, tier: Session) -> None:
+    """With full coverage off, two thirds of a prompt are hits while a node is dead, in the same calls."""
+    stored = frames(90)
+    tier.put(stored)
+    dead = cluster.nodes[1]
+    lost = keys_of(cluster, dead, list(stored))
+    dead.stop()
+    for key, result in zip(stored, tier.read(list(stored)), strict=True):
+        if key in lost:
+            assert isinstance(result, BackendUnavailableError | DeadlineExceededError), result
+            assert str(dead.port) in str(result), "the message does not name the node"
+        else:
+            assert result == stored[key]
+    dead.start()
+    cluster.until_whole()
+    heals(tier, stored)
+
+
+def test_a_frozen_node_costs_its_own_keys_alone(cluster: ValkeyCluster, tier: Session) -> None:
+    """A stopped process still has its sockets: with a client's defaults, one read once took 22.5 s."""
+    stored = frames(90)
+    tier.put(stored)
+    frozen = cluster.nodes[2]
+    lost = keys_of(cluster, frozen, list(stored))
+    frozen.suspend()
+    try:
+        for _ in range(3):
+            for key, result in zip(stored, tier.read(list(stored)), strict=True):
+                assert isinstance(result, TierKVError) if key in lost else result == stored[key]
+    finally:
+        frozen.resume()
+    cluster.until_whole()
+    heals(tier, stored)
+
+
+def test_with_full_coverage_one_dead_node_ends_all_slots(tmp_path: Path) -> None:
+    """The server's default: all keys are errors, never wrong; check warns about the setting, and the tier heals."""
+    with ValkeyCluster(tmp_path / "strict", "--cluster-require-full-coverage", "yes") as cluster:
+        options = ValkeyOptions(url=cluster.url, mode="cluster", timeout_s=0.5)
+        assert tierkv_valkey.PLUGIN.check is not None
+        found = [line for line in tierkv_valkey.PLUGIN.check(options, None) if line.subject.startswith("slots")]
+        assert len(found) == 3
+        assert all(line.warns and "cluster-require-full-coverage to no" in line.fix for line in found)
+        stored = frames(60)
+        with opened(cluster.url, mode="cluster") as tier:
+            tier.put(stored)
+            cluster.nodes[0].stop()
+            until(lambda: only_misses(tier.read(list(stored)), stored.values()) == 0, "refusal of the other nodes")
+            cluster.nodes[0].start()
+            cluster.until_whole()
+            heals(tier, stored)
+
+
+def move_slot(cluster: ValkeyCluster, slot: int, source: ValkeyServer, target: ValkeyServer) -> None:
+    """Move one slot, key by key, as the server's own tool does."""
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.identity(source))
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.identity(target))
+    while names := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 1):
+        source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *names)
+    for node in (target, source, *cluster.nodes):
+        node.ask("CLUSTER", "SETSLOT", slot, "NODE", cluster.identity(target))
+
+
+def test_slots_move_while_they_are_read(cluster: ValkeyCluster, tier: Session, rng: random.Random) -> None:
+    """Growing a cluster is daily work: no chunk is missing or wrong meanwhile."""
+    stored = frames(200)
+    tier.put(stored)
+    source, target = cluster.nodes[0], cluster.nodes[1]
+    names = source.ask("KEYS", "*")
+    slots = rng.sample(sorted({key_slot(name) for name in names}), 20)
+    keys = list(stored)
+    with traffic(lambda: _all_there(tier, keys, stored)) as done:
+        for slot in slots:
+            move_slot(cluster, slot, source, target)
+    assert all(done), done
+    assert {key_slot(name) for name in target.ask("KEYS", "*")} >= set(slots)
+    _all_there(tier, keys, stored)
+
+
+def test_a_key_that_has_moved_ahead_of_its_slot_is_found(cluster: ValkeyCluster, tier: Session) -> None:
+    """While a slot moves, its two nodes have some keys each: the reply ASK names the other for one command."""
+    stored = frames(60)
+    tier.put(stored)
+    key = next(iter(stored))
+    source = cluster.owner(name_of(key))
+    target = next(node for node in cluster.nodes if node is not source)
+    slot = key_slot(name_of(key))
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.identity(source))
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.identity(target))
+    source.ask("MIGRATE", "127.0.0.1", target.port, name_of(key), 0, 5000)
+    assert tier.read(list(stored)) == list(stored.values())
+    assert tier.contains(list(stored)) == [True] * 60
+    tier.forget([key])
+    assert tier.contains([key]) == [False]
+    move_slot(cluster, slot, source, target)
+
+
+def test_a_client_starts_while_a_seed_is_dead(cluster: ValkeyCluster) -> None:
+    """An engine that starts during an outage finds the cluster by any living node of the URL."""
+    cluster.nodes[0].stop()
+    stored = frames(60)
+    with opened(cluster.url, mode="cluster") as tier:
+        results = tier.write(stored)
+        assert None in results
+        assert all(result is None or isinstance(result, TierKVError) for result in results)
+
+
+def test_an_unknown_seed_is_named(cluster: ValkeyCluster) -> None:
+    """Without any living seed, the error has the URL and a fix."""
+    cluster.stop()
+    with pytest.raises(BackendUnavailableError, match="Check that the server runs") as error:
+        opened(cluster.url, mode="cluster")
+    assert cluster.url in str(error.value)
+
+
+def _all_there(tier: Session, keys: list[Key], stored: dict[Key, bytes]) -> None:
+    found = tier.read(keys)
+    assert found == list(stored.values()), [item for item in found if not isinstance(item, bytes)][:3]
