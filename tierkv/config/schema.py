@@ -290,6 +290,11 @@ class StepConfig(_Model):
         description="Largest number of chunk operations (look up, reserve, complete, release, evict) in one step; the "
         "rest follows in later steps. A larger number answers long prompts in fewer steps, each of which takes longer.",
     )
+    rest_steps_max: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=7,
+        description="Largest number of steps in a row in which tiers are left alone, while requests only decode and "
+        "none waits for a tier; after a tenth of a second they are not. 0: tiers are looked at in every step.",
+    )
 
 
 class StoreConfig(_Model):

@@ -166,6 +166,11 @@ class Dispatcher:
                 self._report_health(self._tier_states[listing.tier], "its content is listed", usable=True)
         return reports
 
+    @property
+    def has_reports(self) -> bool:
+        """Whether a ``drain`` left reports for the next one, or a tier is not listed."""
+        return bool(self._outbox or self._unlisted)
+
     def pending(self) -> int:
         """Number of operations whose I/O has not ended, as of the last ``drain``. Trials are not counted."""
         return self._in_flight - self._trials

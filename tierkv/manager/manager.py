@@ -32,8 +32,7 @@ from tierkv.types.tier_ops import TierOp, TierReport
 from tierkv.types.transfers import SlotRef
 
 PREFIX_BLOCK_KEYS = 32
-"""Keys of the first block of a prefix whose presence is looked up. Each further block is twice as long, so a long
-prompt that no tier knows costs little."""
+"""Keys of the first block of a prefix that is looked up. Each further block is twice as long."""
 
 
 class OffloadManager:
@@ -60,7 +59,7 @@ class OffloadManager:
         self.counters = counters
         self.found_below = 0
         """Number of lookups whose chunk would have to be read. Callers compare it before and after their lookups."""
-        self._host = host
+        self._host, self.filling = host, host.slots.filling
         self.tiers = TierList(tiers)
         """Lower tiers in service, in the order in which they are searched; also by number."""
         self._events = EventLog(counters)
@@ -104,6 +103,10 @@ class OffloadManager:
         """Take the instructions that dispatch must start now. Reads come before writes."""
         return self._tier_io.take_ops()
 
+    def can_wait(self) -> bool:
+        """Whether nothing waits for a tier, so that a few steps may pass without :meth:`begin_step`."""
+        return self.passages.is_idle and not self._touches.num_waiting and self._tier_io.can_wait()
+
     @property
     def tier_names(self) -> tuple[str, ...]:
         """Names of all tiers, the host tier first."""
@@ -111,10 +114,7 @@ class OffloadManager:
 
     @property
     def version(self) -> int:
-        """Grows whenever an answer that was "not known yet" may have become known.
-
-        So when a tier answers, when its health changes, and when a chunk is lost; not with every transfer.
-        """
+        """Grows when a tier answers, when its health changes, and when a chunk is lost; see :class:`StepState`."""
         return self.step.version
 
     @property

@@ -11,7 +11,10 @@ from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.scheduler.requests.rules import check_hashes, refused
 from tierkv.scheduler.store.plans import StorePlan
 from tierkv.scheduler.store.stores import Stores
-from tierkv.types.engine import ScheduledRequest
+from tierkv.types.engine import ScheduledRequest, StepOutput
+
+DECODED_TOKENS_MAX = 64
+"""Tokens that a request decodes in one step at most, drafts included. One that gets more computes its prompt."""
 
 _ANY = 1 << 62
 """More tokens than any request has."""
@@ -43,6 +46,7 @@ class RunningRequests:
         self._prefill = prefill
         self._start = start
         self.resets = 0
+        self._advanced = False  # since the previous step was built
 
     def advance(self, request_id: str, num_computed_tokens: int, num_scheduled_tokens: int) -> bool:
         """Count the tokens that a running request computes in this step, if the step does nothing else for it.
@@ -59,6 +63,34 @@ class RunningRequests:
             return False
         record.computed_tokens = num_computed_tokens + num_scheduled_tokens
         record.unconfirmed_tokens = num_scheduled_tokens
+        self._advanced = True
+        return True
+
+    def decodes(self, step: StepOutput) -> bool:
+        """Whether this step, as far as its numbers show, only decodes. To be asked once per step."""
+        advanced, self._advanced = self._advanced, False
+        for entry in step.scheduled:
+            if entry.num_scheduled_tokens > DECODED_TOKENS_MAX:
+                return False
+        return not step.preempted and (advanced or bool(step.scheduled))
+
+    def may_rest(self) -> bool:
+        """Whether requests run, and none waits for a tier, for a load, or for the report of its last store."""
+        if self._prefill.is_measuring:  # by the time until the next step
+            return False
+        runs = False
+        for record in self._records.values():
+            if record.state is RequestState.RUNNING:
+                runs = True
+            elif record.state is not RequestState.FINISHED or record.held_for_stores:
+                return False
+        return runs
+
+    def is_idle(self) -> bool:
+        """Whether all requests have finished."""
+        for record in self._records.values():  # noqa: SIM110 - asked in every step: all() makes a generator
+            if record.state is not RequestState.FINISHED:
+                return False
         return True
 
     def check(self, scheduled: Sequence[ScheduledRequest], preempted: Collection[str]) -> None:

@@ -86,7 +86,7 @@ class OffloadScheduler:
         self._running = RunningRequests(
             self._records, self._tables, self._stores, self._plan, self._prefill, self._start
         )
-        self.advance = self._running.advance
+        self.advance, self.decodes = self._running.advance, self._running.decodes
         self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, in_flight, self._accounting)
         self._completions = CompletionHandler(
             manager, geometry, counters,
@@ -110,6 +110,10 @@ class OffloadScheduler:
         self._ahead.begin_step()
         self._prefill.step_began(now_s)
         self._loads.begin_step()
+
+    def may_rest(self) -> bool:
+        """Whether requests run, and none waits for a tier: then a few steps may pass without :meth:`begin_step`."""
+        return not (self._completions.has_stores or self._loads.has_streams) and self._running.may_rest()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -303,28 +307,22 @@ class OffloadScheduler:
             EngineProtocolError: a request is scheduled twice, or still loads; its hashes break a rule; or its block
                 table does not hold its tokens. Nothing has changed then.
         """
-        self._running.check(step.scheduled, step.preempted)
-        for request_id in step.preempted:
-            self._preempt(request_id)
-        self._to_flush |= self._running.apply(step.scheduled)
+        if step.scheduled or step.preempted:
+            self._running.check(step.scheduled, step.preempted)
+            for request_id in step.preempted:
+                self._preempt(request_id)
+            self._to_flush |= self._running.apply(step.scheduled)
         self._plan.end_step()
-        is_last = self._is_idle()
-        self._loads.make_due_jobs(is_last=is_last)
+        is_last = self._running.is_idle()
+        if self._loads.has_streams:
+            self._loads.make_due_jobs(is_last=is_last)
         if is_last:
             self._to_flush |= self._jobs.live_ids()  # possibly no later step follows (S81)
-        loads, stores = self._loads.take_jobs(), self._stores.take_jobs()
-        if not (loads or stores or self._to_flush):
+        if not (self._to_flush or self._loads.has_new_jobs or self._stores.new_jobs):
             return _NO_INSTRUCTIONS
-        meta = ConnectorMeta(loads, stores, frozenset(self._to_flush))
+        meta = ConnectorMeta(self._loads.take_jobs(), self._stores.take_jobs(), frozenset(self._to_flush))
         self._to_flush = set()
         return meta
-
-    def _is_idle(self) -> bool:
-        """Whether all requests have finished."""
-        for record in self._records.values():  # noqa: SIM110 - asked in every step: all() makes a generator
-            if record.state is not RequestState.FINISHED:
-                return False
-        return True
 
     def _preempt(self, request_id: str) -> None:
         record = self._records.get(request_id)
@@ -339,13 +337,13 @@ class OffloadScheduler:
 
     # -- completions ---------------------------------------------------------------------------------------------------
 
-    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """Handle worker reports.
+    def update_connector_output(self, output: WorkerOutput, *, holds_stores: bool = False) -> LoadReport:
+        """Handle worker reports. holds_stores: ended stores wait for the next :meth:`begin_step`.
 
         Returns:
             Ended loads, requests whose last store has ended, and blocks without valid data.
         """
-        return self._completions.handle_output(output)
+        return self._completions.handle_output(output, holds_stores=holds_stores)
 
     def end_stores(self) -> None:
         """Take in all chunks of ended stores, whatever the budget. Not for a step."""

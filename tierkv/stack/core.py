@@ -2,7 +2,8 @@
 
 An engine step has three parts. The first call of a step takes in what tiers have completed. The engine's calls reach
 the scheduling half, which instructs the manager. The end of the step submits the manager's instructions to dispatch.
-There is no policy in this module.
+A step that only decodes may leave the first and the last part out: see :mod:`~tierkv.stack.rests`. There is no policy in
+this module.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.counter_watch import INTERVAL_S, CounterWatch
 from tierkv.stack.journal import StepJournal
+from tierkv.stack.rests import Rests
 from tierkv.stack.views.events import StackEvents
 from tierkv.stack.wiring import StackWiring
 
@@ -38,7 +40,8 @@ class StackCore:
 
     Args:
         wiring: the collaborators.
-        begin_scheduling: called once per step with the time at which it begins, after completions are taken in.
+        begin_scheduling: called with the time at which a step begins, after completions are taken in; not in a rest.
+        can_wait: whether no request of the scheduling half waits for a tier.
         check: checks every invariant; raises InvariantError.
         journal: records the steps.
         clock: seconds, monotonic.
@@ -49,6 +52,7 @@ class StackCore:
         self,
         wiring: StackWiring,
         begin_scheduling: Callable[[float], None],
+        can_wait: Callable[[], bool],
         check: Callable[[], None],
         journal: StepJournal,
         clock: Callable[[], float] = time.monotonic,
@@ -62,6 +66,7 @@ class StackCore:
         self._dispatcher = wiring.dispatcher
         self._completions = wiring.manager.budget.share()
         self._begin_scheduling = begin_scheduling
+        self._can_wait = can_wait
         self._check = check
         self._journal = journal
         self._is_recorded = journal.is_kept
@@ -70,6 +75,11 @@ class StackCore:
         self._validates = os.environ.get(VALIDATE) == "1"
         self.in_step = False
         """Whether a step has begun and not ended; only this class changes it."""
+        self.rests = Rests(
+            self._nothing_waits, wiring.counters, wiring.changes.waiting, wiring.manager.filling,
+            wiring.arena.num_slots, clock, wiring.rest_steps_max,
+        )  # fmt: skip
+        """Steps that leave the tiers alone."""
         self._closed_with: bool | None = None  # the answer of the first close
         self.watch = CounterWatch(wiring.counters, wiring.log)
         """Log lines about the counters."""
@@ -81,6 +91,7 @@ class StackCore:
         """Take in what tiers have completed, once per step; a later call in the same step does nothing."""
         if not self.in_step:
             self.in_step = True
+            self.rests.left = 0
             if self._is_recorded:
                 self._journal.step_began()
             self._take_in()
@@ -99,10 +110,26 @@ class StackCore:
             self._look_s = now_s + INTERVAL_S
             self.watch.look()
 
-    def end_step(self) -> None:
-        """Submit the step's instructions; the next call of the engine begins a new step."""
-        self.in_step = False
-        self.submit_ops()
+    def end_step(self, *, decodes: bool) -> None:
+        """Submit the step's instructions; the next call of the engine begins a new step.
+
+        A step that was never begun is a rest: its instructions wait. decodes: the step only decodes, so that a rest may
+        follow it.
+        """
+        if self.in_step:
+            self.in_step = False
+            self.submit_ops()
+            if decodes:
+                self.rests.step_ended()
+        elif self._validates:
+            self._check()
+
+    def _nothing_waits(self) -> bool:
+        """Whether nothing in scheduler, manager, dispatch and changes of tiers waits for the next step."""
+        wiring = self.wiring
+        if not self._can_wait() or wiring.changes.pending or self._dispatcher.has_reports:
+            return False
+        return self._manager.can_wait()
 
     def update_time(self) -> None:
         """Update the manager's time between steps: a step may be long, and operations that begin now have deadlines."""
@@ -123,6 +150,7 @@ class StackCore:
 
     def cache_was_reset(self, scope: ResetScope) -> None:
         """Submit the instructions of a reset. With "all", absent tiers are emptied as they join."""
+        self.rests.left = 0
         if scope == "all":
             self.wiring.changes.cache_was_reset()
         self.submit_ops()

@@ -75,9 +75,10 @@ class Stack:
             clock: seconds, monotonic.
             sleep: waits on the engine's thread, in :meth:`flush` only.
         """
-        core = StackCore(wiring, scheduler.begin_step, scheduler.validate, journal, clock, sleep)
+        core = StackCore(wiring, scheduler.begin_step, scheduler.may_rest, scheduler.validate, journal, clock, sleep)
         stats = StackStats()
         self.advance = scheduler.advance
+        self._decodes = scheduler.decodes
         self.workers = wiring.workers
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
@@ -195,11 +196,13 @@ class Stack:
         Raises:
             EngineProtocolError: a scheduled request still loads, or its block table is too short.
         """
-        self._begin_step()
+        core, decodes = self._core, self._decodes(step)
+        if core.in_step or not (decodes and core.rests.take_step()):
+            core.begin_step()
         meta = self._scheduler.build_connector_meta(step)
         if self._rank_reports is not None:
             self._rank_reports.add_jobs(meta)
-        self._core.end_step()
+        core.end_step(decodes=decodes)
         if self._is_recorded:
             self._journal.jobs_began(meta)
         return meta
@@ -215,12 +218,13 @@ class Stack:
             self._stats.transferred(output.transfers)
         if self._rank_reports is not None and not output.is_empty:
             output = self._rank_reports.merge_output(output)
-        if not output.is_empty:
+        rests = self._core.rests.left > 0
+        if not (output.is_empty or rests):
             self._core.update_time()
-        report = self._scheduler.update_connector_output(output)
+        report = self._scheduler.update_connector_output(output, holds_stores=rests)
         if self._pending_report is not None:
             report, self._pending_report = _joined(self._pending_report, report), None
-        if not output.is_empty:
+        if not (output.is_empty or rests):
             self._core.submit_ops()
         if self._is_recorded:
             self._journal.jobs_ended(reported)

@@ -95,7 +95,7 @@ class StagedStack:
             clock: seconds, monotonic.
             sleep: waits on the engine's thread, in :meth:`flush` only.
         """
-        core = StackCore(wiring, self._begin_scheduling, self._check, NoJournal(), clock, sleep)
+        core = StackCore(wiring, self._begin_scheduling, lookups.may_rest, self._check, NoJournal(), clock, sleep)
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
@@ -181,11 +181,13 @@ class StagedStack:
             started: requests that were scheduled for the first time.
             preempted: requests that have lost their blocks.
         """
-        self._begin_step()
-        for request_id in (*started, *preempted):
+        core, changed = self._core, (*started, *preempted)
+        if core.in_step or changed or not core.rests.take_step():
+            self._begin_step()
+        for request_id in changed:
             self._lookups.close_lookup(request_id)
         self._lookups.end_step()
-        self._core.end_step()
+        core.end_step(decodes=not changed)
 
     def _group_of(self, key: Key) -> int:
         group = self._groups.get(key[-GROUP_BYTES:])
@@ -279,21 +281,21 @@ class StagedStack:
 
         Chunks that fail verification are dropped and counted. Stores from before a reset are ignored.
         """
-        jobs = self._jobs.end_stores(keys)
-        if jobs:
+        if self._jobs.note_ended(keys, success=success) and not self._core.rests.left:
             self._core.update_time()
-        for job in jobs:
-            self._end_store(job, self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys))
-        if jobs:
+            self._take_ended_stores()
             self._core.submit_ops()
 
-    def _end_store(self, job: StagedTransfer, failed: frozenset[Key]) -> None:
-        self._manager.complete_store(job.slots, failed)
+    def _take_ended_stores(self) -> None:
+        """Make the chunks of ended stores readable."""
         lead = self.geometry.lookup_order[0]
-        good = job.groups.count(lead)
-        if failed:
-            good -= sum(group == lead and key in failed for key, group, _ in _chunks(job))
-        self._counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
+        for job, success in self._jobs.take_ended():
+            failed = self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys)
+            self._manager.complete_store(job.slots, failed)
+            good = job.groups.count(lead)
+            if failed:
+                good -= sum(group == lead and key in failed for key, group, _ in _chunks(job))
+            self._counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Mark chunks as recently used in the host tier's policy."""
@@ -311,6 +313,7 @@ class StagedStack:
             EngineProtocolError: "all", where a tier is shared or read-only: nothing has changed.
         """
         self._manager.check_reset(scope)
+        self._take_ended_stores()
         self._lookups.reset()
         self._manager.reset_cache(scope)
         self._jobs.orphan_all()
@@ -340,6 +343,7 @@ class StagedStack:
     # -- step loop ---------------------------------------------------------------------------------------------------
 
     def _begin_scheduling(self, now_s: float) -> None:
+        self._take_ended_stores()
         self._take_orphans()
         self._lookups.begin_step(now_s)
 
@@ -362,8 +366,8 @@ class StagedStack:
 
     def _collect_reports(self, _timeout_s: float) -> None:
         self._take_orphans()
-        for job in self._jobs.take_flagged_stores():
-            self._end_store(job, self._seals.seal_slots(_chunks(job)))
+        self._jobs.note_flagged()
+        self._take_ended_stores()
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """Flush, then release threads, files and memory. Idempotent.

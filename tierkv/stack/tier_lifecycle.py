@@ -152,7 +152,8 @@ class TierChanges:
         self._dispatcher = dispatcher
         self._num_slots = num_slots
         self._indices = itertools.count(len(self.names))
-        self._waiting: deque[_Attachment | _Detachment] = deque()
+        self.waiting: deque[_Attachment | _Detachment] = deque()
+        """Changes that the engine's thread has not made yet."""
         self._detaching: dict[int, _Detaching] = {}
         self._is_closed = False
 
@@ -198,7 +199,7 @@ class TierChanges:
         if absent is None:
             return None
         absent.wait_idle(timeout_s)
-        if any(isinstance(item, _Attachment) and item.absent is absent for item in tuple(self._waiting)):
+        if any(isinstance(item, _Attachment) and item.absent is absent for item in tuple(self.waiting)):
             raise EngineProtocolError(f"tier {name!r} was opened again meanwhile: the next step attaches it")
         absent.abandon()
         return self._absent.pop(name, None)
@@ -210,7 +211,7 @@ class TierChanges:
         return change
 
     def _queue(self, item: _Attachment | _Detachment) -> None:
-        self._waiting.append(item)
+        self.waiting.append(item)
         if self._is_closed:  # closed meanwhile: no step will execute it
             self.close()
 
@@ -269,7 +270,7 @@ class TierChanges:
     @property
     def pending(self) -> bool:
         """Whether the engine should step for a change. A tier that hangs beyond its timeout does not count."""
-        return bool(self._waiting) or any(
+        return bool(self.waiting) or any(
             self._runtime.clock() < detaching.deadline_s for detaching in self._detaching.values()
         )
 
@@ -285,8 +286,8 @@ class TierChanges:
                 self._factory.log.report(TIER_DETACHED, tier=detaching.table.name)
                 detaching.change.settle()
                 self._share_host_slots()
-        while self._waiting:
-            item = self._waiting.popleft()
+        while self.waiting:
+            item = self.waiting.popleft()
             try:
                 self._attach_now(item) if isinstance(item, _Attachment) else self._detach_now(item)
             except TierKVError as error:
@@ -318,7 +319,7 @@ class TierChanges:
             detaching.change.settle()
         while True:
             try:
-                item = self._waiting.popleft()
+                item = self.waiting.popleft()
             except IndexError:  # another thread, with a late tier, may be in this loop as well
                 return
             item.change.settle(EngineProtocolError("the stack was closed before a step could do it"))

@@ -135,6 +135,8 @@ class StackWiring:
     """Tiers to be attached or detached."""
     log: StackLog
     """Log of the stack."""
+    rest_steps_max: int
+    """Steps in a row that may leave the tiers alone."""
 
 
 def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
@@ -308,6 +310,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
             num_slots=opened.arena.num_slots,
         ),
         log=plan.log,
+        rest_steps_max=config.step.rest_steps_max,
     )
 
 

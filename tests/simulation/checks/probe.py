@@ -280,7 +280,7 @@ class Probe:
             "pending writes": manager.has_pending_changes,
             "I/O": self._wiring.dispatcher.pending(),
         }
-        things["changes of tiers"] = [repr(item) for item in self._wiring.changes._waiting]
+        things["changes of tiers"] = [repr(item) for item in self._wiring.changes.waiting]
         things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
         for tier in manager.tiers.with_detached:
             used = {

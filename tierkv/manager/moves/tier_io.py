@@ -13,6 +13,7 @@ from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.dirty_pins import DirtyPins
 from tierkv.manager.moves.in_flight import InFlightOps
@@ -30,6 +31,12 @@ from tierkv.types.tier_ops import TierOp, Verb
 
 OPS_PER_STEP_MIN = 4
 """Instructions that a step's budget of keys suffices for, however many keys a backend takes at once."""
+
+SLOTS_PER_WAITING = 32
+"""Slots of the host tier for each chunk that may wait for a tier meanwhile: a small host tier soon needs the slots."""
+
+WAITING_WRITES_MAX = 64
+"""Chunks that may wait for a tier while a few steps pass; where more do, the tier gets some in each step."""
 
 _T = TypeVar("_T")
 
@@ -265,6 +272,23 @@ class TierIO:
             if not tier.is_idle():
                 return False
         return not self._demotions.is_due()
+
+    def can_wait(self) -> bool:
+        """Whether what is due may be done some steps later: few writes, and deletions that make room for them.
+
+        Demotions and quotas evict ahead of need in every step, and so does an evicted or reset tier. A tier that is out
+        of service is tried again as soon as it may be.
+        """
+        if self._promotions or self._host.has_quotas or self._host.slots.unswept or self.cascades.has_ready:
+            return False
+        if self._tiers.writes_back or self._tiers.has_forgotten:
+            return False
+        for tier in self._tiers.with_detached:
+            if tier.phase is not TierPhase.SERVING or tier.probes or tier.residency.has_quotas:
+                return False
+            if len(tier.write_queue) > min(WAITING_WRITES_MAX, self._host.num_slots // SLOTS_PER_WAITING):
+                return False
+        return True
 
     def _questions(self, tier: LowerTier) -> list[TierOp]:
         """Reads and probes that are due in a tier."""

@@ -61,6 +61,11 @@ class Passages:
         return list(self._by_owner)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether there is no passage, nothing to release, and no shortage."""
+        return not (self._by_owner or self.pins or self.is_short) and self._releases.is_idle
+
+    @property
     def hold_chunks_max(self) -> int:
         """Number of chunks that one request can hold at once. Halved while others are copied in segments."""
         account = self.account

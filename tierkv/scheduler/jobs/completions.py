@@ -64,8 +64,13 @@ class CompletionHandler:
         """Whether the end of a request's last store is not reported yet."""
         return bool(self._pending_report)
 
-    def handle_output(self, output: WorkerOutput) -> LoadReport:
-        """Handle worker reports.
+    @property
+    def has_stores(self) -> bool:
+        """Whether chunks of ended stores wait to be taken in."""
+        return bool(self._stored)
+
+    def handle_output(self, output: WorkerOutput, *, holds_stores: bool = False) -> LoadReport:
+        """Handle worker reports. holds_stores: ended stores wait for the next :meth:`end_stores`.
 
         Returns:
             Ended loads, requests whose last store has ended, and blocks without valid data.
@@ -86,7 +91,8 @@ class CompletionHandler:
                 finished.add(status.job.request_id)
                 invalid |= self._invalid_blocks(load)
                 self._resume_request(status.job.request_id, load)
-        self.end_stores()
+        if not holds_stores:
+            self.end_stores()
         stored, self._pending_report = frozenset(self._pending_report), set()
         return LoadReport(frozenset(finished), frozenset(invalid), stored)
 

@@ -41,6 +41,11 @@ class PrefillRate:
             self._samples.append(self._tokens / (now_s - self._began_at_s))
         self._began_at_s, self._tokens = now_s, 0
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the current step computes enough prompt tokens to be measured."""
+        return self._given is None and self._tokens >= PREFILL_TOKENS_MIN
+
     def step_computes(self, prompt_tokens: int) -> None:
         """Add prompt tokens that the current step computes."""
         self._tokens += prompt_tokens

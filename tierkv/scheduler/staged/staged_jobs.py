@@ -37,12 +37,13 @@ class StagedJobs:
         self._flags = flags
         self._stores: dict[Key, StagedTransfer] = {}
         self._loads: dict[str, list[StagedTransfer]] = {}
+        self._ended: list[tuple[StagedTransfer, bool]] = []
         self._orphans: list[tuple[StagedTransfer, bool]] = []
 
     @property
     def in_flight(self) -> bool:
-        """Whether any transfer is in flight."""
-        return bool(self._stores or self._loads or self._orphans)
+        """Whether any transfer is in flight, or the end of a store is not taken in."""
+        return bool(self._stores or self._loads or self._orphans or self._ended)
 
     @property
     def num_orphans(self) -> int:
@@ -70,6 +71,17 @@ class StagedJobs:
             self._flags.release(job.number)
         return list(ended.values())
 
+    def note_ended(self, keys: Iterable[Key], *, success: bool = True) -> bool:
+        """End the jobs that stored these chunks, for :meth:`take_ended`. Returns whether there are any."""
+        jobs = self.end_stores(keys)
+        self._ended += [(job, success) for job in jobs]
+        return bool(jobs)
+
+    def take_ended(self) -> list[tuple[StagedTransfer, bool]]:
+        """Take the ended stores, each with whether its workers have succeeded."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def end_load(self, request_id: str, keys: Collection[Key]) -> StagedTransfer | None:
         """End the request's job that loaded exactly these chunks; None if there is none."""
         jobs, wanted = self._loads.get(request_id, []), frozenset(keys)
@@ -81,10 +93,10 @@ class StagedJobs:
             self._flags.release(job.number)
         return job
 
-    def take_flagged_stores(self) -> list[StagedTransfer]:
+    def note_flagged(self) -> None:
         """End stores that every worker has flagged as ended, though the engine has not reported them."""
         jobs = {id(job): job for job in self._stores.values() if self._flags.has_ended(job.number)}
-        return self.end_stores([job.keys[0] for job in jobs.values()])
+        self.note_ended([job.keys[0] for job in jobs.values()])
 
     def orphan_all(self) -> None:
         """Orphan all jobs in flight after a reset: the engine will report none of them."""

@@ -201,6 +201,10 @@ class StagedLookups:
                 return
             self._release_chunks(request)
 
+    def may_rest(self) -> bool:
+        """Whether there are requests, and no chunk may be held for any of them."""
+        return bool(self._requests) and not (self._open or self._asked_in_step)
+
     def end_step(self) -> None:
         """Gather the wanted chunks of all requests of the step, and release the others."""
         self._step += 1

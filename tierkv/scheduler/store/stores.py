@@ -74,11 +74,12 @@ class Stores:
         self._fences = fences
         self._windowed = frozenset(group.index for group in geometry.groups if group.window_chunks is not None)
         self._block_events = block_events
-        self._new: list[TransferJob] = []
+        self.new_jobs: list[TransferJob] = []
+        """Jobs built since the previous :meth:`take_jobs`."""
 
     def take_jobs(self) -> tuple[TransferJob, ...]:
         """Jobs built since the previous call."""
-        jobs, self._new = tuple(self._new), []
+        jobs, self.new_jobs = tuple(self.new_jobs), []
         return jobs
 
     @property
@@ -259,7 +260,7 @@ class Stores:
             block_indices=sources.block_indices,
         )
         self._jobs.start_job(job)
-        self._new.append(job)
+        self.new_jobs.append(job)
         return job
 
     def _fence_windows(self, job: TransferJob) -> None:
