@@ -19,6 +19,7 @@ BENCHMARKS = {
     "lookup": "one lookup of 8,192 resident chunks, per key",
     "store_cycle": "storing into a full host tier, per key, for every policy",
     "engine_calls": "the worst single call on the engine's thread, at a million chunks with I/O threads busy",
+    "chunk_costs": "processor time of the engine's thread per chunk stored, loaded and looked up, over 32 long prompts",
     "step_calls": "function calls on the engine's thread: per lookup, per store, per decode step",
     "decode_step": "a decode step: calls and processor time, alone and inside vLLM beside vLLM's own tiering",
     "cascade": "the share of stored chunks that reach a lower tier that is full",
@@ -48,7 +49,7 @@ BENCHMARKS = {
 """Name of a benchmark -> what it measures. Each is a module of that name in one of the wings."""
 
 WINGS = {
-    "core": ("lookup", "store_cycle", "engine_calls", "step_calls", "cascade", "reset_held", "memory"),
+    "core": ("lookup", "store_cycle", "engine_calls", "chunk_costs", "step_calls", "cascade", "reset_held", "memory"),
     "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
     "side_by_side": ("vllm_manager", "vllm_ab", "first_token"),
     "stress": ("overload", "long_prompt", "waiting", "burst"),

@@ -7,7 +7,8 @@ counted. The limit is the number of calls that the engine itself makes into the 
 
 Causes of variation are removed: the paths are warm, Python's garbage collector is off, and the engine states its
 prefill rate. While a tier or a copy thread has work in flight, the engine waits, not counted, before its next call. A
-round with a late tier is repeated. ``TIERKV_VALIDATE`` must be unset, otherwise the checks count too; ``python -m
+round with a late tier is repeated. Most decode steps are rests (:mod:`tierkv.stack.rests`), and so is the one whose
+count a row has. ``TIERKV_VALIDATE`` must be unset, otherwise the checks count too; ``python -m
 benchmarks`` unsets it. Counts depend on the version of Python.
 """
 

@@ -52,11 +52,13 @@ class CallCosts:
 
     Attributes:
         worst_s: name of a call -> its longest.
+        total_s: name of a call -> all of them together.
         steps_s: sum of the calls of each step.
     """
 
     def __init__(self) -> None:
         self.worst_s: defaultdict[str, float] = defaultdict(float)
+        self.total_s: defaultdict[str, float] = defaultdict(float)
         self.steps_s: list[float] = [0.0]
 
     def call(self, name: str, function: Callable[[], _T]) -> _T:
@@ -65,6 +67,7 @@ class CallCosts:
         result = function()
         took_s = time.thread_time() - began_s
         self.worst_s[name] = max(self.worst_s[name], took_s)
+        self.total_s[name] += took_s
         if name != PLAIN:
             self.steps_s[-1] += took_s
         return result

@@ -117,7 +117,7 @@ def test_without_steps_of_rest_every_step_takes_in_what_tiers_did(
 
 
 def test_a_chunk_that_was_stored_in_a_rest_is_found_at_once(stack: Stack) -> None:
-    """A rest must cost no hit: whoever asks gets the chunks whose copies have ended, reported or not taken in."""
+    """A rest must cost no hit: a question finds each chunk whose copy was reported, taken in or not."""
     decoder = Decoder(stack)
     decoder.complete_a_chunk()
     assert stack.has_pending_work()
@@ -136,7 +136,7 @@ def test_a_chunk_that_was_stored_in_a_rest_is_written_by_itself(stack: Stack) ->
 
 
 def test_a_flush_in_a_rest_writes_what_was_stored(stack: Stack) -> None:
-    """What was reported must not be lost by a close that follows."""
+    """A reported chunk must not be lost by a close that follows."""
     decoder = Decoder(stack)
     decoder.complete_a_chunk()
     assert stack.flush()
@@ -166,7 +166,7 @@ def test_a_load_is_never_left_waiting(stack: Stack, monkeypatch: pytest.MonkeyPa
 
 
 class Waits:
-    """What a rest depends on, by hand."""
+    """Conditions of a rest, set by hand."""
 
     def __init__(self, slots: int = SLOTS, steps_max: int = REST_STEPS_MAX) -> None:
         self.clock, self.counters, self.filling, self.nothing = ManualClock(), CoreCounters(), set[int](), True
@@ -177,7 +177,7 @@ class Waits:
         self.rests.step_ended()
 
 
-def test_a_rest_ends_after_a_tenth_of_a_second() -> None:
+def test_a_rest_ends_after_a_quarter_of_a_second() -> None:
     """An engine whose steps are slow must not keep tiers waiting for seconds."""
     waits = Waits()
     assert waits.rests.take_step()
@@ -202,7 +202,7 @@ def test_a_rest_ends_when_many_chunks_wait() -> None:
     assert not waits.rests.take_step()
 
 
-def test_a_rest_ends_when_a_tier_comes_or_goes() -> None:
+def test_a_rest_ends_when_a_tier_is_attached_or_detached() -> None:
     """A tier that was detached must get nothing from the next step on."""
     waits = Waits()
     waits.changes.append("detach the disk")

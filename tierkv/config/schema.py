@@ -293,7 +293,7 @@ class StepConfig(_Model):
     rest_steps_max: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=7,
         description="Largest number of steps in a row in which tiers are left alone, while requests only decode and "
-        "none waits for a tier; after a tenth of a second they are not. 0: tiers are looked at in every step.",
+        "none waits for a tier; after a quarter of a second they are not. 0: tiers are looked at in every step.",
     )
 
 

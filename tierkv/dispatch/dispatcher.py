@@ -198,10 +198,7 @@ class Dispatcher:
         return results
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` until no write is queued or under way. Returns whether that is so.
-
-        For shutdown; must not be called within a step.
-        """
+        """Wait up to ``timeout_s`` until no write is queued or under way; not in a step. Returns whether that is so."""
 
         def written() -> bool:
             now_s = self._clock()

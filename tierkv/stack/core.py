@@ -2,8 +2,8 @@
 
 An engine step has three parts. The first call of a step takes in what tiers have completed. The engine's calls reach
 the scheduling half, which instructs the manager. The end of the step submits the manager's instructions to dispatch.
-A step that only decodes may leave the first and the last part out: see :mod:`~tierkv.stack.rests`. There is no policy in
-this module.
+A step that only decodes may leave the first and the last part out: see :mod:`~tierkv.stack.rests`. There is no policy
+in this module.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ so can the writes of what was stored: taken together every few steps, they cost 
 of it is code that no earlier line of the step has brought into the processor's caches.
 
 A rest ends at once when the engine asks about a request, when a store finds no room, when many chunks wait, and when a
-tier comes or goes. It ends by itself after some steps, or some time, whichever is first.
+tier is attached or detached. It ends by itself after some steps, or some time, whichever is first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tierkv.metrics.counters import CoreCounters
 REST_STEPS_MAX = 7
 """Default number of steps in a row in which tiers are left alone."""
 
-REST_S = 0.1
+REST_S = 0.25
 """Seconds after which a rest ends in any case: a write to a tier begins that much later at most."""
 
 

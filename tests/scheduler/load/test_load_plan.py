@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from calls import calls_of
 from core_blocks import BedBlock, blocks
 from core_parts import Core, disk, make_core
 from core_truth import BedRequest
@@ -18,6 +19,7 @@ from tierkv.scheduler.lookup.search import wanted_keys
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.engine import GroupSpec, ScheduledRequest, StepOutput
 from tierkv.types.geometry import cdiv
+from tierkv.types.keys import make_key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
 
@@ -206,6 +208,23 @@ def test_a_part_of_a_plan_names_the_blocks_of_its_chunks(
     in_order = chunks.in_order()
     assert sorted(in_order) == list(number)
     assert [chunks.ends[i] for i in in_order] == sorted(chunks.ends)
+
+
+def test_a_part_of_adjacent_chunks_costs_no_call_per_chunk() -> None:
+    """The first segment of a long load is one part, made in one call of the engine."""
+    calls = set()
+    for count in (100, 1000):
+        plan = LoadPlan(
+            tuple([make_key(b"%d" % i, 0) for i in range(count)]),
+            (0,) * count,
+            tuple(range(1, count + 1)),
+            (count,),
+            (0,),
+        )
+        chunks = ChunksOfPlan(plan, make_core().geometry)
+        assert chunks.part(range(count)) == plan
+        calls.add(calls_of(chunks.part, list(range(1, count))))
+    assert len(calls) == 1
 
 
 def test_s59_a_placeholder_behind_computed_blocks() -> None:

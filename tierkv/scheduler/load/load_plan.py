@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from tierkv.errors import EngineProtocolError
@@ -65,6 +66,8 @@ class _GroupRun(NamedTuple):
 
     first_position: int
     """Position of its first chunk in the plan."""
+    num_chunks: int
+    """Number of its chunks."""
     first_chunk: int
     """Number of that chunk in the request."""
     first_block: int
@@ -92,8 +95,9 @@ class ChunksOfPlan:
         offset = 0
         for group, first, size in zip(geometry.groups, plan.block_indices, plan.group_sizes, strict=True):
             chunk, tokens = first // geometry.blocks_per_chunk, group.chunk_tokens
-            self._runs.append(_GroupRun(len(self.starts), chunk, first, offset, offset + size))
-            stop = chunk + plan.chunk_groups.count(group.index)
+            count = plan.chunk_groups.count(group.index)
+            self._runs.append(_GroupRun(len(self.starts), count, chunk, first, offset, offset + size))
+            stop = chunk + count
             self.starts += range(chunk * tokens, stop * tokens, tokens)
             self.ends += range((chunk + 1) * tokens, (stop + 1) * tokens, tokens)
             offset += size
@@ -107,25 +111,43 @@ class ChunksOfPlan:
     def part(self, positions: Sequence[int]) -> LoadPlan:
         """Load plan of the chunks at these positions only, in ascending order."""
         plan = self.plan
-        groups = [plan.chunk_groups[i] for i in positions]
         sizes, indices = [0] * len(self._runs), [0] * len(self._runs)
+        keys: list[Key] = []
+        groups: list[int] = []
         block_ids: list[int] = []
-        for group, i in zip(groups, positions, strict=True):
-            first, offset, stop = self._blocks(self._runs[group], i)
-            if not sizes[group]:
-                indices[group] = first
-            sizes[group] += stop - offset
-            block_ids += plan.block_ids[offset:stop]
-        return LoadPlan(
-            tuple([plan.keys[i] for i in positions]), tuple(groups), tuple(block_ids), tuple(sizes), tuple(indices)
-        )
+        for first_position, end in _ranges(positions):
+            start = first_position
+            while start < end:  # one group after the other
+                group = plan.chunk_groups[start]
+                run = self._runs[group]
+                stop = min(end, run.first_position + run.num_chunks)
+                first, offset, behind = self._blocks(run, start, stop)
+                if not sizes[group]:
+                    indices[group] = first
+                sizes[group] += behind - offset
+                keys += plan.keys[start:stop]
+                groups += [group] * (stop - start)
+                block_ids += plan.block_ids[offset:behind]
+                start = stop
+        return LoadPlan(tuple(keys), tuple(groups), tuple(block_ids), tuple(sizes), tuple(indices))
 
-    def _blocks(self, run: _GroupRun, position: int) -> tuple[int, int, int]:
-        """Index in the table of a chunk's first block to fill; start and stop of its blocks in ``block_ids``."""
-        first = (run.first_chunk + position - run.first_position) * self._blocks_per_chunk
+    def _blocks(self, run: _GroupRun, start: int, stop: int) -> tuple[int, int, int]:
+        """Index in the table of the first block to fill of adjacent chunks; start and stop in ``block_ids``."""
+        size = self._blocks_per_chunk
+        first = (run.first_chunk + start - run.first_position) * size
         offset = run.offset + first - run.first_block
-        stop = min(offset + self._blocks_per_chunk, run.stop)
-        return max(first, run.first_block), max(offset, run.offset), stop
+        behind = min(offset + (stop - start) * size, run.stop)
+        return max(first, run.first_block), max(offset, run.offset), behind
+
+
+def _ranges(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Start and stop of each run of adjacent positions."""
+    if positions and positions[-1] - positions[0] + 1 == len(positions):  # ascending, so there is no gap
+        yield positions[0], positions[-1] + 1
+        return
+    for _, pairs in groupby(enumerate(positions), lambda pair: pair[1] - pair[0]):
+        run = [position for _, position in pairs]
+        yield run[0], run[-1] + 1
 
 
 def plan_load(

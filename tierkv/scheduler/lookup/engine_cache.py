@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 
 from tierkv.types.keys import Key
 
@@ -54,7 +55,7 @@ class EngineCache:
             number, keys, is_added = self.waiting[0]
             part = keys[self._position : self._position + left]
             if is_added:
-                latest.update(dict.fromkeys(part, number))
+                latest.update(zip(part, repeat(number)))
             else:
                 for key in part:
                     if key in latest and latest[key] == number:
