@@ -32,6 +32,23 @@ class OddAlignment(PlainFiles):
     """Declares an alignment that no memory has."""
 
 
+@noticed_by("test_contains_answers_true_or_false")
+class CountsKeys(PlainFiles):
+    """Passes on a server's counts."""
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        return [int(found) for found in super().contains(keys)]  # type: ignore[misc]
+
+
+@noticed_by("test_scan_yields_keys_as_they_were_given")
+class ListsItsOwnNames(PlainFiles):
+    """Yields names as its storage has them."""
+
+    def scan(self) -> Iterable[Entry]:
+        for entry in super().scan():
+            yield entry._replace(key=Key(b"frame:" + entry.key))
+
+
 @noticed_by("test_declaration_is_consistent")
 class HalfAsync(AsyncPlainFiles):
     """Forgot one async."""

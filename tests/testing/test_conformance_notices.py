@@ -7,6 +7,7 @@ import warnings
 
 import broken_backends
 import broken_calls
+import broken_remotes
 import broken_stores
 import pytest
 from broken_frameworks import BREAKS
@@ -29,6 +30,7 @@ from tierkv.testing import BackendConformance
 
 class TestBroken(BackendConformance):
     plugin = {plugin}
+    not_installed = "a mistake for these tests"
     crash_rounds = 20
     model_examples = 300
     raw_live = True
@@ -38,6 +40,28 @@ class TestBroken(BackendConformance):
 
     def raw(self, place, context):
         return plain_files.PlainRaw(place, context)
+"""
+
+REMOTE = """
+import broken_remotes
+import plain_remote
+from tierkv.testing import BackendConformance
+from tierkv.testing.conformance.backend import outages
+from tierkv.testing.conformance.stack import outages as stack_outages
+
+outages.HEALED_MAX_S = stack_outages.HEALED_MAX_S = 3.0
+
+class TestBroken(BackendConformance):
+    plugin = broken_remotes.OUTAGES[{name!r}][1]
+    not_installed = "a mistake for these tests"
+    local_place = False
+    raw_access = "not needed here"
+
+    def make_options(self, place):
+        return plain_remote.PlainremoteOptions(url=f"http://127.0.0.1:{{plain_remote.one_server().port}}{{place}}")
+
+    def server_control(self):
+        return plain_remote.one_server()
 """
 
 PATCH = """
@@ -67,6 +91,13 @@ def test_the_mistake_is_noticed(pytester: pytest.Pytester, name: str) -> None:
     assert failures(pytester, SUITE.format(plugin=f"BROKEN[{name!r}][1]"), test)
 
 
+@pytest.mark.parametrize("name", broken_remotes.OUTAGES)
+def test_a_mistake_in_an_outage_is_noticed(pytester: pytest.Pytester, name: str) -> None:
+    """Remote backends fail in their own ways: their server really is killed and frozen."""
+    test, _ = broken_remotes.OUTAGES[name]
+    assert failures(pytester, REMOTE.format(name=name), test)
+
+
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_promise_of_the_framework_is_noticed(pytester: pytest.Pytester, name: str) -> None:
     """Joint promises of backend and framework can be broken on the framework's side, too."""
@@ -76,11 +107,13 @@ def test_a_broken_promise_of_the_framework_is_noticed(pytester: pytest.Pytester,
 
 def test_every_test_of_the_kit_was_seen_to_fail() -> None:
     """A new test in the kit comes with a mistake that it notices."""
-    seen = {test for test, _ in BROKEN.values()} | {broken.test for broken in BREAKS.values()} | set(RULES)
+    seen = {test for test, _ in (*BROKEN.values(), *broken_remotes.OUTAGES.values())}
+    seen |= {broken.test for broken in BREAKS.values()} | set(RULES)
     assert set(kit_tests(BackendConformance)) == seen
 
 
 RULES: dict[str, str] = {
+    "test_users_can_install_it": "    not_installed = ''",
     "test_the_kit_is_whole": "    test_empty_batches = None",
     "test_raw_access_is_given_or_excused": "    raw = BackendConformance.raw",
     "test_the_numbers_are_no_excuse": "    crash_rounds = 0",

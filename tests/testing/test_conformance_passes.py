@@ -12,6 +12,7 @@ from tierkv.testing import BackendConformance
 
 class TestPlainFiles(BackendConformance):
     plugin = plain_files.PLUGIN
+    not_installed = "the backend is a page for these tests"
     raw_live = True
 
     def make_options(self, place: Path) -> plain_files.PlainOptions:

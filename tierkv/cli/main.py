@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "check": LazyCommand("tierkv.cli.check:check", "Validate a stack and probe its tiers."),
     "demo": LazyCommand("tierkv.cli.demo:demo", "Serve conversations through a stack, twice, and compare."),
     "explain": LazyCommand("tierkv.cli.explain:explain", "Show the events of a chunk or a request from a record."),
+    "new-plugin": LazyCommand("tierkv.cli.new_plugin:new_plugin", "Write the distribution of a new backend."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
     "replay": LazyCommand("tierkv.cli.replay:replay_command", "Try policies and capacities on a trace of requests."),
     "top": LazyCommand("tierkv.cli.top.command:top", "Watch a running stack: tiers, hits, speeds, what happened."),

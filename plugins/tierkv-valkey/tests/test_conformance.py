@@ -59,7 +59,7 @@ class TestOneServer(BackendConformance):
     def raw(self, place: Path, context: BackendContext) -> RawValues:
         return RawValues(one_server().client(), f"{prefix_of(place)}:{context.namespace.fingerprint().hex()}:")
 
-    def server(self) -> ValkeyServer:
+    def server_control(self) -> ValkeyServer:
         return one_server()
 
 
@@ -76,5 +76,5 @@ class TestCluster(BackendConformance):
     def raw(self, place: Path, context: BackendContext) -> RawValues:
         return RawValues(one_cluster().client(), f"{prefix_of(place)}:{context.namespace.fingerprint().hex()}:")
 
-    def server(self) -> ValkeyCluster:
+    def server_control(self) -> ValkeyCluster:
         return one_cluster()

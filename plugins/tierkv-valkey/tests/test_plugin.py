@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tierkv_valkey import ValkeyOptions
 from tierkv_valkey.failures import FIXES, Failure, FailureKind
 from tierkv_valkey.nodes.node import REST_S_MAX, Node, RestingError
 from tierkv_valkey.nodes.pipeline import INLINE_BYTES_MAX, PIECE_BYTES, packed
+from tierkv_valkey.nodes.replies import CHUNK_BYTES, ReplyReader, TooLongError
 from tierkv_valkey.opening import PROBE
 from tierkv_valkey.options import Address, Location
 
@@ -259,7 +262,7 @@ class NoConnections:
 def test_a_node_rests_longer_each_time_and_one_caller_tries() -> None:
     """A frozen node must not cost every call its timeout: between two tries its keys fail at once."""
     now_s, pool = 0.0, NoConnections()
-    node = Node(Address("a", 1), pool, clock=lambda: now_s)  # type: ignore[arg-type]
+    node = Node(Address("a", 1), pool, 1.0, clock=lambda: now_s)  # type: ignore[arg-type]
     pauses = []
     for _ in range(5):
         node.was_late()
@@ -303,3 +306,58 @@ def test_it_is_registered() -> None:
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     assert "Sentinel" in done.stdout
     assert context().tier == "remote"
+
+
+def pieces_of(data: bytes, rng: random.Random) -> Callable[[memoryview], int]:
+    """A socket that gives data in pieces of random lengths, and then ends."""
+    left = memoryview(data)
+
+    def receive(buffer: memoryview) -> int:
+        nonlocal left
+        count = min(len(left), len(buffer), rng.choice((1, 2, 7, 100, 1 << 20)))
+        buffer[:count] = left[:count]
+        left = left[count:]
+        return count
+
+    return receive
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
+def test_replies_are_read_whole_however_they_are_cut(rng: random.Random, size: int) -> None:
+    """A network cuts anywhere: within a length, within the end of a line, or in the middle of a frame."""
+    value = rng.randbytes(size)
+    sent = b":12\r\n+OK\r\n$%d\r\n%s\r\n$-1\r\n$%d\r\n%s\r\n-ERR odd\r\n*2\r\n:1\r\n$1\r\nx\r\n-MOVED 7 a:1\r\n" % (
+        *(size, value),
+        *(size, value),
+    )
+    for _ in range(20):
+        reader, target = ReplyReader(pieces_of(sent, rng)), memoryview(bytearray(size + 3))
+        assert reader.read() == 12
+        assert reader.read() == b"OK"
+        assert reader.read(target) == size
+        assert target[:size] == value
+        assert reader.read(target) is None
+        assert reader.read() == value
+        assert isinstance(reader.read(), exceptions.ResponseError)
+        assert reader.read() == [1, b"x"]
+        moved = reader.read()
+        assert isinstance(moved, exceptions.MovedError)
+        assert (moved.slot_id, moved.node_addr) == (7, ("a", 1))
+        assert reader.is_empty
+        with pytest.raises(exceptions.ConnectionError, match="closed"):
+            reader.read()
+
+
+def test_a_value_that_is_too_long_leaves_the_next_reply_intact(rng: random.Random) -> None:
+    """The rest of a value must not be taken for the next reply."""
+    reader = ReplyReader(pieces_of(b"$70000\r\n" + b"x" * 70000 + b"\r\n:5\r\n", rng))
+    assert isinstance(reader.read(memoryview(bytearray(4096))), TooLongError)
+    assert reader.read() == 5
+
+
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 400 Bad Request\r\n", b"x" * 200_000, b"$3\r\nabcdef\r\n"])
+def test_another_protocol_is_refused(rng: random.Random, sent: bytes) -> None:
+    """A web server behind the port: an error, and no endless line in memory."""
+    reader = ReplyReader(pieces_of(sent, rng))
+    with pytest.raises(exceptions.ConnectionError, match=r"no Valkey|does not end"):
+        reader.read()

@@ -15,6 +15,7 @@ from tierkv.testing.conformance.session import Session, is_async
 from tierkv.testing.engines.hand_engine import Prompt
 from tierkv.testing.engines.small_stack import SmallStack
 from tierkv.testing.raw import RawAccess
+from tierkv.testing.server_control import ServerControl
 from tierkv.types.namespace import Namespace
 
 KIB = 1024
@@ -26,6 +27,25 @@ FAILED = pytest.StashKey[bool]()
 
 BY_THE_KIT = "left_out_by_the_kit"
 """Attribute of the exception with which the kit skips one of its tests. Any other skip of one is a failure."""
+
+
+def declaration_mistakes(declared: Capabilities) -> list[str]:
+    """Contradictions in a capability record, each with what to change."""
+    found = []
+    if declared.authoritative_index and declared.shared:
+        found.append(
+            "authoritative_index and shared exclude each other: where other processes write, no index of this one is "
+            "complete; declare authoritative_index for storage of one process, shared for a server or a bucket"
+        )
+    if declared.authoritative_index and not declared.scan:
+        found.append("authoritative_index needs scan, which fills the index when the tier opens")
+    if declared.keeps_ranks and not declared.scan:
+        found.append("keeps_ranks needs scan, which returns the ranks")
+    if declared.alignment < 1 or declared.alignment.bit_count() != 1:
+        found.append(f"alignment = {declared.alignment} is no power of two; 1 means no requirement")
+    if declared.preferred_batch < 1 or declared.preferred_concurrency < 1:
+        found.append("preferred_batch and preferred_concurrency must be 1 or more")
+    return found
 
 
 class KitBase:
@@ -53,6 +73,8 @@ class KitBase:
     """Whether :meth:`raw` may also be used while the backend is open. A ``shared`` one must allow that."""
     place_bytes_per_capacity: ClassVar[float] = 2.0
     """Bytes on disk that a ``bounded`` backend with files may take, per byte of capacity."""
+    not_installed: ClassVar[str] = ""
+    """Reason why no distribution has the plugin; otherwise its entry point is tested."""
     crash_rounds: ClassVar[int] = 4
     """Number of times that the writer is killed."""
     crash_seed: ClassVar[int] = 20260611
@@ -67,6 +89,13 @@ class KitBase:
 
         Used while the backend is closed; while it is open only where ``raw_live`` is set. A suite defines this, or says
         in ``raw_access`` why it cannot.
+        """
+        raise NotImplementedError
+
+    def server_control(self) -> ServerControl:
+        """Control of the server behind a remote backend. The kit kills it, freezes it, and lets it return.
+
+        Every call returns the same server. A suite whose server cannot be stopped leaves this out.
         """
         raise NotImplementedError
 
@@ -100,6 +129,18 @@ class KitBase:
             self.not_applicable(f"no raw access: {self.raw_access}")
         if live and not self.raw_live:
             self.not_applicable("raw access to a closed place only (raw_live = False)")
+
+    def need_server(self) -> ServerControl:
+        """Return the server; skip if the suite has none that can be stopped."""
+        self.need()
+        if type(self).server_control is KitBase.server_control:
+            self.not_applicable("the suite has no server to stop")
+        return self.server_control()
+
+    def require_sound_declaration(self) -> None:
+        """Fail with plain words if the capabilities contradict each other: every test that opens the backend would."""
+        mistakes = declaration_mistakes(self.capabilities)
+        assert not mistakes, f"the capabilities of {self.plugin.name!r} are wrong: {'; '.join(mistakes)}"
 
     def need_async(self, session: Session) -> None:
         """Skip for backends whose verbs block."""
@@ -138,6 +179,7 @@ class KitBase:
 
     def open_with(self, place: Path, context: BackendContext) -> Session:
         """Open the backend at ``place`` with a given context."""
+        self.require_sound_declaration()
         return Session(self.plugin, context, self.make_options(place))
 
     @property
@@ -181,6 +223,7 @@ class StackKit(KitBase):
     def stack(self, place: Path, *, capacity_bytes: int | None = None, **options: Any) -> SmallStack:  # noqa: ANN401  # SmallStack's own keywords
         """Open a small stack over the backend at ``place``; :class:`SmallStack` describes the options."""
         self.need()
+        self.require_sound_declaration()
         capacity = capacity_bytes or self.capacity_bytes or 64 * MIB
         return SmallStack(
             self.plugin,

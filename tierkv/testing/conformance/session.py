@@ -64,7 +64,8 @@ class Session:
         """Ask for existence; checks one bool per key."""
         answers = list(self._run(self.backend.contains(keys)))
         assert len(answers) == len(keys), f"contains: {len(answers)} results for {len(keys)} keys"
-        assert all(isinstance(answer, bool) for answer in answers), f"contains: not all are bool: {answers!r}"
+        for answer in answers:
+            assert isinstance(answer, bool), f"contains answered {answer!r}: return True or False, or raise the error"
         return [bool(answer) for answer in answers]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:

@@ -5,8 +5,8 @@ name: the only one, the primary that sentinels name, or the owner of a cluster's
 one frame: ``<prefix>:<fingerprint>:<chunk key in hex>``. It has no hash tag, so a prompt spreads over all slots.
 
 Flow. A call groups its keys by node. It sends one pipeline to each node, and then reads the replies of each. A reply
-that names another node (MOVED, ASK) sends its key there in the next round. Frames are sent from the caller's memory and
-copied once on the way back.
+that names another node (MOVED, ASK) sends its key there in the next round. Frames are sent from
+the caller's memory, and read straight into it.
 
 Failures. The client retries nothing: the framework does, within its deadline. Connecting and waiting have timeouts
 below that deadline. A node that did not answer in time rests for a moment: its keys fail at once, and the keys of other

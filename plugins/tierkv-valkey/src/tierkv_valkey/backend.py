@@ -15,7 +15,8 @@ from tierkv_valkey.failures import Failure
 from tierkv_valkey.nodes.directory import Directory
 from tierkv_valkey.nodes.exchange import Exchange
 from tierkv_valkey.nodes.node import Node
-from tierkv_valkey.nodes.pipeline import Command, Reply
+from tierkv_valkey.nodes.pipeline import Command, Request
+from tierkv_valkey.nodes.replies import Reply
 
 R = TypeVar("R")
 
@@ -44,30 +45,29 @@ class ValkeyBackend:
     def contains(self, keys: Sequence[Key]) -> list[ProbeResult]:
         """Whether each name is there; reads no value."""
         names = [self._name(key) for key in keys]
-        commands = [(b"EXISTS", name) for name in names]
-        return self._exchange("look for", keys, names, commands, lambda _index, reply: reply == 1)
+        wanted = [Request((b"EXISTS", name)) for name in names]
+        return self._exchange("look for", keys, names, wanted, lambda _index, reply: reply == 1)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Copy each value into its caller's buffer as its reply arrives."""
+        """Read each value straight into its caller's buffer."""
         keys = [request.key for request in requests]
         names = [self._name(key) for key in keys]
-
-        def take(index: int, reply: Reply) -> ReadResult:
-            return self._fill(requests[index], cast("bytes | None", reply))
-
-        return self._exchange("read", keys, names, [(b"GET", name) for name in names], take)
+        wanted = [Request((b"GET", name), request.buffer) for name, request in zip(names, requests, strict=True)]
+        return self._exchange("read", keys, names, wanted, lambda _index, reply: cast("int | None", reply))
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Set each value whole: a reader sees the previous one or this one."""
         keys = [request.key for request in requests]
         names = [self._name(key) for key in keys]
-        commands = [(b"SET", name, request.frame, *self._expiry) for name, request in zip(names, requests, strict=True)]
-        return self._exchange("write", keys, names, commands, _no_result)
+        wanted = [
+            Request((b"SET", name, request.frame, *self._expiry)) for name, request in zip(names, requests, strict=True)
+        ]
+        return self._exchange("write", keys, names, wanted, _no_result)
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Unlink each name: the server frees the memory on a thread of its own. Absent ones are no error."""
         names = [self._name(key) for key in keys]
-        return self._exchange("delete", keys, names, [(b"UNLINK", name) for name in names], _no_result)
+        return self._exchange("delete", keys, names, [Request((b"UNLINK", name)) for name in names], _no_result)
 
     def close(self) -> None:
         """Refuse further calls. A call in flight ends by its timeouts and closes its connection then."""
@@ -77,22 +77,12 @@ class ValkeyBackend:
     def _name(self, key: Key) -> bytes:
         return self._prefix + key.hex().encode()
 
-    def _fill(self, request: ReadRequest, value: bytes | None) -> ReadResult:
-        if value is None:
-            return None
-        if len(value) > len(request.buffer):
-            name = self._name(request.key).decode()
-            text = f"{name}: {len(value)} bytes are stored, and a frame has {len(request.buffer)} at most"
-            return BackendError(text, tier=self._tier, key=request.key)
-        request.buffer[: len(value)] = value
-        return len(value)
-
     def _exchange(
         self,
         verb: str,
         keys: Sequence[Key],
         names: Sequence[bytes],
-        commands: Sequence[Command],
+        wanted: Sequence[Request],
         take: Callable[[int, Reply], R],
     ) -> list[R | TierKVError]:
         if self._closed:
@@ -103,7 +93,7 @@ class ValkeyBackend:
             what = f"cannot {verb} {names[index].decode()}{place}"
             return Failure.of(error).to_error(what, tier=self._tier, key=keys[index])
 
-        return Exchange(self._directory, names, commands, take, error_of).run(self._timeout_s)
+        return Exchange(self._directory, names, wanted, take, error_of).run(self._timeout_s)
 
 
 def _no_result(_index: int, _reply: Reply) -> None:

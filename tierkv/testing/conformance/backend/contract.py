@@ -1,16 +1,15 @@
-"""Kit, part 1: the four verbs on one opened backend, and the declaration about itself."""
+"""Kit, part 2: the four verbs on one opened backend."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from tierkv.abc import Backend, BackendPlugin, ReadRequest, SupportsScan, WriteResult
+from tierkv.abc import ReadRequest, WriteResult
 from tierkv.errors import TierKVError
 from tierkv.testing.conformance.kit import KitBase
-from tierkv.testing.conformance.session import Session, is_async
+from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import aligned_buffer, make_frame, make_key
 from tierkv.types.keys import Key
 
@@ -32,25 +31,6 @@ ODD_KEYS = [
 
 class ContractTests(KitBase):
     """Shapes, round trips, presence."""
-
-    def test_declaration_is_consistent(self, place: Path) -> None:
-        """The dispatcher plans by the capability record alone, so it must be consistent, also with the object."""
-        declared = self.capabilities
-        assert isinstance(self.plugin, BackendPlugin)
-        assert self.plugin.name == self.plugin.name.lower() and self.plugin.name.isascii() and self.plugin.summary
-        assert dataclasses.is_dataclass(self.plugin.options)
-        assert isinstance(self.make_options(place), self.plugin.options)
-        assert declared.alignment >= 1 and declared.alignment.bit_count() == 1, "alignment is not a power of two"
-        assert declared.preferred_batch >= 1 and declared.preferred_concurrency >= 1
-        assert not (declared.authoritative_index and declared.shared), "authoritative_index excludes shared"
-        assert declared.scan or not declared.authoritative_index, "authoritative_index needs scan"
-        assert declared.scan or not declared.keeps_ranks, "keeps_ranks needs scan"
-        with self.open(place) as session:
-            assert isinstance(session.backend, Backend)
-            assert isinstance(session.backend, SupportsScan) or not declared.scan, "scan is declared but not there"
-            verbs = [getattr(session.backend, name) for name in ("contains", "read_into", "write", "delete", "close")]
-            kinds = {inspect.iscoroutinefunction(verb) for verb in verbs}
-            assert kinds == {is_async(session.backend)}, "some verbs are coroutines and some are not"
 
     def test_empty_batches(self, session: Session) -> None:
         """A batch whose keys were all found elsewhere is empty; that is not an error."""

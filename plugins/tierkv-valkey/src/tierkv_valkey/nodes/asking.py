@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from tierkv_valkey.nodes.node import Node
-from tierkv_valkey.nodes.pipeline import Command, Pipeline, Reply
+from tierkv_valkey.nodes.pipeline import Command, Pipeline, Request
+from tierkv_valkey.nodes.replies import Reply
 
 
 def ask(node: Node, timeout_s: float, *commands: Command) -> list[Reply]:
@@ -16,7 +17,7 @@ def ask(node: Node, timeout_s: float, *commands: Command) -> list[Reply]:
         redis.exceptions.RedisError, OSError: the node does not answer.
     """
     replies: list[Reply] = []
-    pipeline = Pipeline(node, commands)
+    pipeline = Pipeline(node, [Request(words) for words in commands])
     pipeline.send()
     pipeline.receive(lambda _number, reply: replies.append(reply), time.monotonic() + timeout_s)
     if pipeline.failure is not None:

@@ -10,11 +10,12 @@ from redis.exceptions import AskError, MovedError, ReadOnlyError
 
 from tierkv_valkey.nodes.directory import Directory
 from tierkv_valkey.nodes.node import Node
-from tierkv_valkey.nodes.pipeline import Command, Pipeline, Reply
+from tierkv_valkey.nodes.pipeline import Pipeline, Request
+from tierkv_valkey.nodes.replies import Reply
 
 ROUNDS_MAX = 4
 """Times that a command is sent: once, and after that to the nodes that replies name."""
-ASKING: Command = (b"ASKING",)
+ASKING = Request((b"ASKING",))
 R = TypeVar("R")
 E = TypeVar("E")
 
@@ -25,7 +26,7 @@ class Exchange(Generic[R, E]):
     Args:
         directory: finds the nodes.
         names: name of each command.
-        commands: in the order of the results.
+        requests: in the order of the results.
         take: makes the result of a reply that is no error.
         error_of: makes the result of a failure; the node is None where none is known.
     """
@@ -34,16 +35,16 @@ class Exchange(Generic[R, E]):
         self,
         directory: Directory,
         names: Sequence[bytes],
-        commands: Sequence[Command],
+        requests: Sequence[Request],
         take: Callable[[int, Reply], R],
         error_of: Callable[[int, Exception, Node | None], E],
     ) -> None:
         self._directory = directory
         self._names = names
-        self._commands = commands
+        self._requests = requests
         self._take = take
         self._error_of = error_of
-        self._results: list[R | E | None] = [None] * len(commands)
+        self._results: list[R | E | None] = [None] * len(requests)
         self._redirects: dict[int, AskError] = {}
 
     def run(self, timeout_s: float) -> list[R | E]:
@@ -91,7 +92,7 @@ class Exchange(Generic[R, E]):
         """Send one pipeline to each node, then read the replies: the nodes work side by side."""
         pipelines: list[tuple[Pipeline, list[int | None]]] = []
         for node, indices in groups.items():
-            pipeline = Pipeline(node, [ASKING if index is None else self._commands[index] for index in indices])
+            pipeline = Pipeline(node, [ASKING if index is None else self._requests[index] for index in indices])
             pipeline.send()
             pipelines.append((pipeline, indices))
         for pipeline, indices in pipelines:

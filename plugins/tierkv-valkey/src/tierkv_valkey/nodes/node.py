@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,17 +24,44 @@ class RestingError(exceptions.TimeoutError):  # type: ignore[misc]  # untyped he
     """The node gave no answer a moment ago; it was not asked."""
 
 
+class ClearConnection(Connection):  # type: ignore[misc]  # untyped here
+    """The client's connection, whose replies can be read past its parser."""
+
+    def receive(self, buffer: memoryview, timeout_s: float) -> int:
+        """Read some bytes; 0 at the end of the connection."""
+        return _receive(self._sock, buffer, timeout_s)
+
+
+class EncryptedConnection(SSLConnection):  # type: ignore[misc]  # as above
+    """The client's connection with TLS, likewise."""
+
+    def receive(self, buffer: memoryview, timeout_s: float) -> int:
+        """Read some bytes; 0 at the end of the connection."""
+        return _receive(self._sock, buffer, timeout_s)
+
+
+def _receive(connected: socket.socket | None, buffer: memoryview, timeout_s: float) -> int:
+    if connected is None:  # closed by another thread
+        raise exceptions.ConnectionError("the connection was closed")
+    connected.settimeout(timeout_s)
+    return connected.recv_into(buffer)
+
+
 class Node:
     """One server. All methods may be called on any thread.
 
     Args:
         address: of the server.
         pool: its connections.
+        timeout_s: seconds without a byte after which a call fails.
         clock: seconds, for the rest.
     """
 
-    def __init__(self, address: Address, pool: ConnectionPool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, address: Address, pool: ConnectionPool, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.address = address
+        self.timeout_s = timeout_s
         self._pool = pool
         self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
@@ -122,9 +150,9 @@ class Connector:
             "retry": None,  # no retry: the framework's has a deadline
             **login,
         }
-        kind: type[Connection] = Connection
+        kind: type[ClearConnection | EncryptedConnection] = ClearConnection
         if options.location.tls:
-            kind = SSLConnection
+            kind = EncryptedConnection
             settings |= {
                 "ssl_cert_reqs": "required",
                 "ssl_check_hostname": options.check_hostname,
@@ -132,4 +160,5 @@ class Connector:
                 "ssl_certfile": options.cert_file,
                 "ssl_keyfile": options.key_file,
             }
-        return Node(address, ConnectionPool(connection_class=kind, max_connections=CONNECTIONS_MAX, **settings))
+        pool = ConnectionPool(connection_class=kind, max_connections=CONNECTIONS_MAX, **settings)
+        return Node(address, pool, options.timeout_s)

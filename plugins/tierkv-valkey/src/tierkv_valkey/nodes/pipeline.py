@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import exceptions
 
 from tierkv_valkey.nodes.node import Node
+from tierkv_valkey.nodes.replies import Reply, ReplyReader
 
 Word = bytes | memoryview
 Command = Sequence[Word]
-Reply = object
-"""Bytes, a number, None, a list of these, or an exception: an error reply."""
+
+
+class Request(NamedTuple):
+    """One command, and the place of its reply."""
+
+    words: Command
+    """The command in words."""
+    target: memoryview | None = None
+    """Buffer for a value; its reply is the length then. None: the value is the reply."""
+
 
 PIECE_BYTES = 256 << 10
 INLINE_BYTES_MAX = 4096
@@ -45,12 +54,16 @@ class Pipeline:
     """Commands on their way to a node. Used by one thread.
 
     A failure of the connection is kept in :attr:`failure`, and is the reply of every command without one.
+
+    Args:
+        node: gets the commands.
+        requests: in order.
     """
 
-    def __init__(self, node: Node, commands: Sequence[Command]) -> None:
+    def __init__(self, node: Node, requests: Sequence[Request]) -> None:
         self.node = node
         self.failure: Exception | None = None
-        self._commands = commands
+        self._requests = requests
         self._connection: Any = None
         self._is_whole = False
 
@@ -58,7 +71,9 @@ class Pipeline:
         """Send the commands."""
         with _Failing(self):
             self._connection = self.node.connection()
-            self._connection.send_packed_command(packed(self._commands), check_health=False)
+            self._connection.send_packed_command(
+                packed(request.words for request in self._requests), check_health=False
+            )
 
     def receive(self, take: Callable[[int, Reply], None], deadline_s: float) -> None:
         """Pass each reply to ``take``, with the number of its command; then give the connection back.
@@ -68,20 +83,20 @@ class Pipeline:
             deadline_s: time on the monotonic clock by which the first reply must begin.
         """
         done = 0
+        wait_s = [max(0.001, deadline_s - time.monotonic())]  # until the first byte; the node's own timeout after it
+        reader = ReplyReader(lambda buffer: self._connection.receive(buffer, wait_s.pop() if wait_s else timeout_s))
+        timeout_s = self.node.timeout_s
         with _Failing(self):
-            if self.failure is None and not self._connection.can_read(max(0.0, deadline_s - time.monotonic())):
-                raise exceptions.TimeoutError("no reply")
-            while self.failure is None and done < len(self._commands):
-                try:
-                    reply = self._connection.read_response(disable_decoding=True)
-                except exceptions.ResponseError as error:
-                    reply = error.with_traceback(None)
+            while self.failure is None and done < len(self._requests):
+                reply = reader.read(self._requests[done].target)
+                if isinstance(reply, exceptions.ConnectionError):  # it loads its data, or wants a password
+                    raise reply
                 self.node.answered()
                 take(done, reply)
                 done += 1
-        self._is_whole = self.failure is None
+        self._is_whole = self.failure is None and reader.is_empty
         self._release()
-        for number in range(done, len(self._commands)):
+        for number in range(done, len(self._requests)):
             take(number, self.failure)
 
     def _release(self) -> None:
@@ -104,7 +119,7 @@ class _Failing:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, exceptions.RedisError | OSError):
             return False
-        if isinstance(error, exceptions.TimeoutError) and type(error) is exceptions.TimeoutError:
+        if type(error) in (exceptions.TimeoutError, TimeoutError):  # not a RestingError, nor a refusal
             self._pipeline.node.was_late()
         self._pipeline.failure = error.with_traceback(None)
         return True

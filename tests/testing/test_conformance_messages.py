@@ -1,0 +1,43 @@
+"""Common mistakes of a first backend: the kit says in plain words what to change, in the test that runs first."""
+
+from __future__ import annotations
+
+import pytest
+from test_conformance_notices import SUITE
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "test", "words"),
+    [
+        ("AuthoritativeAndShared", "test_round_trip_of_every_size", "authoritative_index and shared exclude each"),
+        ("OddAlignment", "test_empty_batches", "alignment = 1000 is no power of two"),
+        ("CountsKeys", "test_contains_answers_true_or_false", "contains answered 1 (int): return True or False"),
+        ("CountsKeys", "test_absent_is_none", "contains answered 0: return True or False"),
+        ("ListsItsOwnNames", "test_scan_yields_keys_as_they_were_given", "begins with b'frame:'"),
+    ],
+)
+def test_a_mistake_is_explained(pytester: pytest.Pytester, mistake: str, test: str, words: str) -> None:
+    """An author reads one sentence, and not the difference of two dictionaries."""
+    file = pytester.makepyfile(SUITE.format(plugin=f"BROKEN[{mistake!r}][1]"))
+    output = pytester.runpytest_inprocess(f"{file}::TestBroken::{test}").stdout.str()
+    assert words in " ".join(output.replace("\nE  ", " ").split()), output
+
+
+def test_a_missing_entry_point_is_explained(pytester: pytest.Pytester) -> None:
+    """The message has the line of pyproject.toml that is missing, and names the plugins that cannot be used."""
+    file = pytester.makepyfile(SUITE.format(plugin="plain_files.PLUGIN") + "    not_installed = ''")
+    output = pytester.runpytest_inprocess(f"{file}::TestBroken::test_users_can_install_it").stdout.str()
+    assert "[project.entry-points.tierkv]" in output
+    assert "TIERKV_SPI" in output
+
+
+def test_the_declaration_comes_first_and_stacks_last(pytester: pytest.Pytester) -> None:
+    """The first failure that an author sees is the one to mend first."""
+    file = pytester.makepyfile(SUITE.format(plugin="plain_files.PLUGIN"))
+    result = pytester.runpytest_inprocess("--collect-only", "-q", str(file))
+    names = [line.rpartition("::")[2].partition("[")[0] for line in result.outlines if "::" in line]
+    assert names[0] == "test_declaration_is_consistent"
+    assert names.index("test_empty_batches") < names.index("test_close_twice")
+    assert names.index("test_close_twice") < names.index("test_a_hot_hit_is_answered_at_once")
