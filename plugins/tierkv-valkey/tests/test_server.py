@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 from tierkv.testing.engines.hand_engine import Prompt
 from tierkv.testing.engines.small_stack import SmallStack
 from tierkv_valkey import ValkeyOptions
+from tierkv_valkey.nodes.node import REST_S
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -199,3 +202,22 @@ def test_a_server_that_is_not_there_is_named_at_open(server: ValkeyServer) -> No
     server.stop()
     with pytest.raises(BackendUnavailableError, match=f"{server.port}.*Check that the server runs"):
         opened(server.url)
+
+
+def test_a_late_reply_is_not_taken_for_that_of_the_next_key(server: ValkeyServer) -> None:
+    """A frozen server answers everything when it wakes up: the reply to a call that was given up must not be read."""
+    first, second = frames(2).items()
+    with opened(server.url, timeout_s=1.0) as tier:
+        tier.put(dict((first, second)))
+        server.suspend()
+        try:
+            assert isinstance(tier.read([first[0]])[0], TierKVError)
+            time.sleep(REST_S + 0.1)
+            found: list[object] = []
+            reader = threading.Thread(target=lambda: found.extend(tier.read([second[0]])))
+            reader.start()
+            time.sleep(0.1)
+        finally:
+            server.resume()
+        reader.join(30.0)
+        only_misses(found, [second[1]])
