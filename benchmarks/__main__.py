@@ -25,6 +25,7 @@ BENCHMARKS = {
     "cascade": "the share of stored chunks that reach a lower tier that is full",
     "vllm_manager": "store cycle and lookup beside vLLM's own manager, where vLLM is installed",
     "vllm_ab": "one workload through vLLM's own tiering and through both seams of tierkv, where vLLM is installed",
+    "sglang": "backup and prefetch beside SGLang's own backend for files, where SGLang is installed",
     "first_token": "first token from disk, alone and in a queue, beside vLLM's own tiering, where vLLM is installed",
     "reset_held": "the worst call and step after a reset of a million held slots, with 10,000 offers, with events",
     "memory": "bytes of the index and the policy per resident chunk",
@@ -51,7 +52,7 @@ BENCHMARKS = {
 WINGS = {
     "core": ("lookup", "store_cycle", "engine_calls", "chunk_costs", "step_calls", "cascade", "reset_held", "memory"),
     "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
-    "side_by_side": ("vllm_manager", "vllm_ab", "first_token"),
+    "side_by_side": ("vllm_manager", "vllm_ab", "first_token", "sglang"),
     "stress": ("overload", "long_prompt", "waiting", "burst"),
     "steps": ("decode_step",),
     "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "valkey_server", "recovery"),
