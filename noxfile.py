@@ -16,7 +16,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
 
 from sessions.debian import fetch_program
-from sessions.engines import GEMMA, SGLANG, install_vllm, lay_over_vllm, measure_gemma
+from sessions.engines import GEMMA, ROUTER, SGLANG, install_vllm, lay_over_vllm, measure_gemma
 from sessions.installing import (
     CONSTRAINTS,
     LOCK,
@@ -37,6 +37,9 @@ nox.options.sessions = ["lint", "types", "layers", "tests", "docs"]
 
 AZURITE = "azurite@3"
 VLLM_AB = "vllm_ab"
+SGLANG_BENCHMARK = "sglang"
+ENGINES_ALONE = "not long and not router"
+"""Tests that start one engine at a time."""
 TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 """Requirements of torch for a CPU."""
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
@@ -127,8 +130,12 @@ def vllm(session: nox.Session) -> None:
         session.run("python", "-m", "benchmarks", *session.posargs)
     elif session.posargs[:1] == [GEMMA]:
         measure_gemma(session, *session.posargs[1:])
+    elif session.posargs[:1] == [ROUTER]:
+        session.install(*CONSTRAINTS, ROUTER)
+        tests = ["tests/integrations/vllm/test_router.py", *session.posargs[1:]]
+        session.run("python", "-I", "-m", "pytest", "-m", "router", *tests)
     else:
-        pytest(session, "tests/integrations/vllm", "-m", "not long")
+        pytest(session, "tests/integrations/vllm", "-m", ENGINES_ALONE)
 
 
 @nox.session(name="vllm-long", venv_backend="none")
@@ -144,7 +151,13 @@ def vllm_033(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, *everything("torch", "testing", "encryption"), *GROUPS["tests"])
     lay_over_vllm(session)
     session.env["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel is one for GPUs, and says so
-    pytest(session, "tests/integrations/vllm", "-m", "not long")
+    pytest(session, "tests/integrations/vllm", "-m", ENGINES_ALONE)
+
+
+@nox.session(venv_backend="none")
+def router(session: nox.Session) -> None:
+    """In that environment: vllm-router over two servers; each tier's events steer it (-- PYTEST ARGUMENTS)."""
+    session.notify("vllm", [ROUTER, *session.posargs])
 
 
 @nox.session(venv_backend="none")
@@ -161,13 +174,16 @@ def vllm_ab(session: nox.Session) -> None:
 
 @nox.session
 def sglang(session: nox.Session) -> None:
-    """The storage backend under SGLang's own pools and cache controller, on a CPU; 2.8 GB (-- PYTEST ARGUMENTS)."""
+    """The storage backend under SGLang's own pools and controller, on a CPU; 2.8 GB (-- PYTEST ARGUMENTS or sglang)."""
     tests = "tests/integrations/sglang"
     session.install(*CONSTRAINTS, "torch")
     session.install(*CONSTRAINTS, "-r", f"{tests}/requirements.txt")
     session.install("--no-deps", SGLANG)
     session.install(*CONSTRAINTS, *everything("torch", "testing"), *GROUPS["tests"])
-    pytest(session, tests)
+    if session.posargs[:1] == [SGLANG_BENCHMARK]:
+        session.run("python", "-m", "benchmarks", *session.posargs)
+    else:
+        pytest(session, tests)
 
 
 @nox.session

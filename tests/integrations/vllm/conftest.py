@@ -21,7 +21,7 @@ from vllm_process import ENVIRONMENT, EngineProcess, PlainTokens, StartEngine, T
 from vllm_setups import ARGUMENTS, SEAMS, EngineSetup, Seam
 
 FOLDER = Path(__file__).parent
-MODELS_TIMEOUT_S = 120.0
+MODELS_TIMEOUT_S = 300.0
 TEST_TIMEOUT_S = 1200
 """Of a test with the engines that it starts. Each start and each call has a shorter one of its own, which says more."""
 
