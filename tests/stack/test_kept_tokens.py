@@ -16,6 +16,7 @@ import pytest
 from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
 
 from tierkv.errors import ConfigError
+from tierkv.scheduler.events import announcements
 from tierkv.stack.opening import open_stack
 from tierkv.stack.stack import Stack
 from tierkv.types.block_events import BlockEvent, BlockStored
@@ -24,6 +25,12 @@ from tierkv.types.engine import StepOutput
 pytest.importorskip("torch")
 
 PROMPTS = prompts_of(7, 3)
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No subscriber has to connect here."""
+    monkeypatch.setattr(announcements, "CONNECT_WAIT_S", 0.0)
 
 
 def kept(tmp_path: Path, **changes: Any) -> dict[str, Any]:

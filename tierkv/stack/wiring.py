@@ -296,7 +296,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
             plan.counters,
             manager.budget.share(),
             kept=config.events.enabled,
-            announcements=Announcements(block_events, manager.tiers),
+            announcements=Announcements(block_events, manager.tiers, manager.step),
         ),
         changes=TierChanges(
             opened.factory,

@@ -7,7 +7,7 @@ from array import array
 
 from core_parts import Core, disk, make_core, objects
 
-from tierkv.scheduler.events.announcements import ANNOUNCED_PER_STEP, Announcements, parents_first
+from tierkv.scheduler.events.announcements import ANNOUNCED_PER_STEP, CONNECT_WAIT_S, Announcements, parents_first
 from tierkv.scheduler.events.snapshots import Snapshot
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
@@ -30,8 +30,10 @@ def chunks_of(core: Core, count: int, start: int = 0) -> dict[Key, Snapshot]:
 def opened(core: Core, snapshots: dict[Key, Snapshot]) -> Announcements:
     """Announcements of a stack that has just opened."""
     core.block_events.restore(snapshots)
-    announcements = Announcements(core.block_events, core.manager.tiers)
+    announcements = Announcements(core.block_events, core.manager.tiers, core.manager.step)
     announcements.begin(snapshots)
+    assert announcements.next_events() == []
+    core.begin(core.now + CONNECT_WAIT_S)
     return announcements
 
 
@@ -71,6 +73,23 @@ def test_a_step_announces_a_bounded_number() -> None:
     while announcements.is_pending:
         steps.append(sum(len(event.keys) for event in announcements.next_events()))
     assert steps == [ANNOUNCED_PER_STEP] * 3 + [1]
+
+
+def test_subscribers_have_time_to_connect_again() -> None:
+    """A publisher drops what it sends before they have; meanwhile an idle engine must keep stepping."""
+    core = make_core(tiers=[disk(name="disk")])
+    snapshots = chunks_of(core, 1)
+    core.lower[0].load_index([(key, 100) for key in snapshots])
+    announcements = Announcements(core.block_events, core.manager.tiers, core.manager.step)
+    announcements.begin(snapshots)
+    core.begin(100.0)
+    assert announcements.next_events() == []
+    core.begin(100.0 + CONNECT_WAIT_S / 2)
+    assert announcements.next_events() == []
+    assert announcements.is_pending
+    core.begin(100.0 + CONNECT_WAIT_S)
+    assert len(announcements.next_events()) == 1
+    assert not announcements.is_pending
 
 
 def test_a_chunk_follows_its_parent(rng: random.Random) -> None:

@@ -3,6 +3,9 @@
 A disk lists its chunks when a stack opens, and no event reports them: a consumer would learn of each one only when it
 is read. Where their snapshots were kept, they are announced, the first chunk of a prompt before the next one, because
 a consumer may know a chunk's place only by its parent. A tier that joins later is announced when it joins.
+
+The first announcement waits for ``CONNECT_WAIT_S``: a publisher drops what it sends before a subscriber of the previous
+process has connected again.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.step_state import StepState
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.events.snapshots import Snapshot
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
+
+CONNECT_WAIT_S = 2.0
+"""Seconds from the first step to the first announcement. ZeroMQ connects again every 0.1 s."""
 
 ANNOUNCED_PER_STEP = 64
 """Chunks looked at in one step: described with 256 tokens each, they take less than a millisecond."""
@@ -26,11 +33,14 @@ class Announcements:
     Args:
         block_events: describes events; knows the snapshots, and what was reported.
         tiers: tiers in service.
+        step: has the time of the step.
     """
 
-    def __init__(self, block_events: BlockEvents, tiers: TierList) -> None:
+    def __init__(self, block_events: BlockEvents, tiers: TierList, step: StepState) -> None:
         self._block_events = block_events
         self._tiers = tiers
+        self._step = step
+        self._begin_s: float | None = None
         self._waiting: deque[Key] = deque()
         self._names: tuple[str, ...] = ()
         self._is_active = False
@@ -49,6 +59,10 @@ class Announcements:
     def next_events(self) -> list[CacheEvent]:
         """Events of this step, one per tier. To be called when all events of the step have been described."""
         if not self._is_active:
+            return []
+        if self._begin_s is None:
+            self._begin_s = self._step.now + CONNECT_WAIT_S
+        if self._step.now < self._begin_s:
             return []
         names = self._names_in_service()
         if names != self._names:
