@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -29,30 +30,40 @@ ROUTER_DELAY_S = 0.5
 class Mirror:
     """Blocks of one server by medium, from its events alone, by the rules of the router.
 
-    A general event that all is cleared does not reach blocks with an ``ownership``. A restart reaches all.
+    A general event that all is cleared does not reach blocks with an ``ownership``. A restart reaches all. A thread
+    takes the messages in: a socket of ZeroMQ that is not used subscribes to no new process.
     """
 
     def __init__(self, endpoint: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
-        self._socket.connect(endpoint)
-        self._socket.subscribe("")
-        self._last = -1
         self.blocks: dict[tuple[str, str | None], dict[bytes, tuple[int, ...]]] = defaultdict(dict)
+        self._endpoint = endpoint
+        self._last = -1
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._listen, name=f"mirror {endpoint}", daemon=True)
+        self._thread.start()
 
-    def drain(self) -> None:
-        """Take in all messages that have arrived."""
-        while self._socket.poll(50):
-            _, number, payload = self._socket.recv_multipart()
-            sequence = int.from_bytes(number, "big")
-            if sequence < self._last:
-                self.blocks.clear()
-            self._last = sequence
-            for event in msgspec.msgpack.decode(payload)[1]:
-                self._take(event)
+    def _listen(self) -> None:
+        with zmq.Context.instance().socket(zmq.SUB) as socket:
+            socket.connect(self._endpoint)
+            socket.subscribe("")
+            while not self._is_closed:
+                if socket.poll(100):
+                    _, number, payload = socket.recv_multipart()
+                    with self._lock:
+                        self._take_all(int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)[1])
 
     def close(self) -> None:
-        """Close the connection."""
-        self._socket.close(linger=0)
+        """End the thread and the connection."""
+        self._is_closed = True
+        self._thread.join()
+
+    def _take_all(self, sequence: int, events: list[dict[str, Any]]) -> None:
+        if sequence < self._last:
+            self.blocks.clear()
+        self._last = sequence
+        for event in events:
+            self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["type"] == "AllBlocksCleared":
@@ -70,11 +81,12 @@ class Mirror:
 
     def media_of(self, prompt: Sequence[int]) -> dict[str, int]:
         """Number of leading blocks of a prompt in each medium that has some."""
-        self.drain()
+        with self._lock:
+            known_by_place = {place: set(blocks.values()) for place, blocks in self.blocks.items()}
         wanted = [tuple(prompt[i : i + BLOCK_TOKENS]) for i in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS)]
         found: dict[str, int] = {}
-        for (medium, _), blocks in self.blocks.items():
-            known, count = set(blocks.values()), 0
+        for (medium, _), known in known_by_place.items():
+            count = 0
             while count < len(wanted) and wanted[count] in known:
                 count += 1
             if count:
@@ -160,7 +172,9 @@ class Fleet:
         give_up_s = time.monotonic() + KNOWN_WITHIN_S
         while not all(is_right(media := self.mirrors[number].media_of(prompt)) for prompt in prompts):
             assert time.monotonic() < give_up_s, f"server {number} says {media}"
-            if not idle:
+            if idle:
+                time.sleep(0.1)
+            else:
                 self.serve(number, [[5] * 8])
         time.sleep(ROUTER_DELAY_S)
 
