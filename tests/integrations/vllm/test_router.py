@@ -113,6 +113,7 @@ def test_after_a_restart_the_disk_still_attracts(fleet: Fleet, router: Router, h
     fleet.wait_for(holder, held, lambda media: media.get("STORAGE") == BLOCKS)
     fleet.restart(holder)
     fleet.wait_for(holder, held, lambda media: media == {"STORAGE": BLOCKS}, idle=True)
+    router.wait_until_all_are_healthy()
     assert [router.ask(prompt) for prompt in held] == [holder] * 3
 
 
@@ -122,6 +123,7 @@ def test_a_restart_without_kept_tokens_attracts_nothing(fleet: Fleet, router: Ro
     fleet.serve(holder, [held])
     fleet.wait_for(holder, [held], lambda media: media.get("STORAGE") == BLOCKS)
     fleet.restart(holder, between=fleet.tokens_of(holder).unlink)
+    router.wait_until_all_are_healthy()  # otherwise it would take the other server for no better reason
     fleet.serve(holder, prompts("router forgotten filler", 1))  # its chunks are the first event of the new process
     fleet.wait_for(holder, [held], lambda media: not media)
     assert router.ask(held) == usual

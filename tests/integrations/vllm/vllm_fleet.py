@@ -217,6 +217,17 @@ class Router(LoggedProcess):
             else:
                 return
 
+    def wait_until_all_are_healthy(self) -> None:
+        """Return when the router sends requests to each server: it looks at a restarted one now and then."""
+        give_up_s = time.monotonic() + KNOWN_WITHIN_S
+        while True:
+            with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
+                workers = json.load(answer)["workers"]
+            if all(worker["is_healthy"] for worker in workers):
+                return
+            assert time.monotonic() < give_up_s, workers
+            time.sleep(0.1)
+
     def ask(self, prompt: Sequence[int]) -> int:
         """Have a prompt answered. Returns the number of the server that did it."""
         before = self._fleet.answered()
