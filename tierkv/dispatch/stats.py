@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -125,15 +126,18 @@ class Tally(NamedTuple):
         frame_bytes = clear = 0
         faults: dict[OutcomeKind, tuple[int, str]] = {}
         clear_reason = ""
-        for outcome in outcomes:
-            counts[outcome.kind] += 1
+        # Chunks of one length share one outcome: a batch without faults is one group.
+        for _, group in groupby(outcomes, id):
+            outcome, *others = group
+            keys = 1 + len(others)
+            counts[outcome.kind] += keys
             if outcome.is_clear:
                 clear_reason = clear_reason or outcome.error
             elif outcome.kind in FAULTS:
                 count, reason = faults.get(outcome.kind, (0, outcome.error))
-                faults[outcome.kind] = (count + 1, reason)
-            frame_bytes += outcome.frame_bytes
-            clear += outcome.is_clear
+                faults[outcome.kind] = (count + keys, reason)
+            frame_bytes += keys * outcome.frame_bytes
+            clear += keys * outcome.is_clear
         answered = sum(counts.values()) > counts[OutcomeKind.FAILED] + counts[OutcomeKind.TIMED_OUT]
         return cls(
             answered,

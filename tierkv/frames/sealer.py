@@ -129,20 +129,25 @@ class FrameSealer:
             CorruptFrameError: it is not the frame of ``key`` in this namespace, or is damaged.
         """
         header = parse_header(frame, verify=self.verify)
-        expect_field("namespace", header.namespace, self.namespace)
-        expect_field("key", header.key, key)
+        if header.namespace != self.namespace:
+            expect_field("namespace", header.namespace, self.namespace)
+        if header.key != key:
+            expect_field("key", header.key, key)
         end = HEADER_BYTES + header.stored_bytes
         if end > len(frame):
             raise CorruptFrameError(f"frame of {end} bytes is cut off at {len(frame)}")
-        if header.codec == NO_CODEC:
+        is_raw = header.codec == NO_CODEC
+        if is_raw and header.stored_bytes != header.raw_bytes:
             expect_field("stored bytes", header.stored_bytes, header.raw_bytes)
         if self.verify:
-            if header.codec == NO_CODEC:
+            if is_raw and header.stored_checksum != header.raw_checksum:
                 expect_field("stored checksum", header.stored_checksum, header.raw_checksum)
-            if payload and header.codec == NO_CODEC and header.part_checksums:
+            if payload and is_raw and header.part_checksums:
                 self.check_parts(frame, header)
             elif payload:
-                expect_field("stored checksum", header.stored_checksum, checksum(frame[HEADER_BYTES:end]))
+                found = checksum(frame[HEADER_BYTES:end])
+                if found != header.stored_checksum:
+                    expect_field("stored checksum", header.stored_checksum, found)
         return header
 
     def check_raw(self, slot: memoryview, header: FrameHeader) -> None:

@@ -108,7 +108,7 @@ class Framer:
             UnreadableFrameError: the frame is intact, but this tier cannot or must not decode it.
             Exception: any error of a foreign codec.
         """
-        header = self._sealer.check_frame(slot[:length], key)
+        header = self._sealer.check_frame(slot if length == len(slot) else slot[:length], key)
         is_clear = self._rules.conceals and header.codec != self._codec_name
         if is_clear and not self._rules.accepts_clear:
             raise ClearFrameError(
@@ -128,8 +128,8 @@ class Framer:
                 "lossy = true would change that"
             )
         if header.codec == NO_CODEC:
-            # A backend with a smaller alignment may return a frame without its last padding: clear the old bytes.
-            slot[length:whole] = bytes(max(0, whole - length))
+            if length < whole:  # a backend with a smaller alignment may leave out the last padding: clear the old bytes
+                slot[length:whole] = bytes(whole - length)
         else:
             self._decode_payload(slot, header)
         return is_clear

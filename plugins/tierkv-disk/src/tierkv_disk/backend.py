@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, starmap
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
@@ -34,6 +35,7 @@ from tierkv_disk.log.rewriting import LogRewriter
 from tierkv_disk.namespace import LockedNamespace
 from tierkv_disk.recovery.recovery import is_mostly_dead, log_reserve, records_of_table, recover
 from tierkv_disk.space.quarantine import Quarantine, QuarantineEntry
+from tierkv_disk.space.table import StoredFrame
 
 GROWTH_RETRY_S = 1.0
 """Interval between attempts to grow at a limit: each attempt sums up the sizes of all files of the directory."""
@@ -182,13 +184,12 @@ class DiskBackend:
         placed = self._place(requests, results)
         if not placed:
             return results
-        placed_requests = [(requests[number], runs) for number, runs in placed.items()]
-        stored = [(request.key, runs, len(request.frame), _rank_of(request)) for request, runs in placed_requests]
+        stored = [_stored(requests[number], runs) for number, runs in placed.items()]
         try:
             if self._locked.sync:
                 written = {segment_of(run.address) for runs in placed.values() for run in runs}
                 self._segments.sync(written, sync_failures)
-            records = [record for frame in stored for record in records_of(*frame)]
+            records = list(chain.from_iterable(starmap(records_of, stored)))
             self._commits.commit(records, partial(self._put, stored))
         except OSError as error:
             with self._table_lock:
@@ -229,13 +230,17 @@ class DiskBackend:
 
     def _take_all(self, requests: Sequence[WriteRequest], results: list[WriteResult]) -> dict[int, tuple[Run, ...]]:
         """Take free pages for each frame, adjacent where possible; ``results`` gets the errors."""
-        left: list[int] = []
-        for number, request in enumerate(requests):
-            try:
-                self._require_storable(request)
-                left.append(number)
-            except OSError as error:
-                results[number] = self._error(error, "cannot write", request.key)
+        frame_bytes_max = self._locked.frame_bytes_max
+        left = [
+            number
+            for number, request in enumerate(requests)
+            if 0 < len(request.frame) <= frame_bytes_max and 0 < len(request.key) <= KEY_BYTES_MAX
+        ]
+        if len(left) < len(requests):
+            for number in set(range(len(requests))).difference(left):
+                results[number] = self._error(
+                    self._not_storable(requests[number]), "cannot write", requests[number].key
+                )
         taken: dict[int, tuple[Run, ...]] = {}
         while left:
             with self._table_lock:
@@ -250,12 +255,11 @@ class DiskBackend:
                     results[number] = self._error(error, "cannot write", requests[number].key)
         return taken
 
-    def _require_storable(self, request: WriteRequest) -> None:
-        size = len(request.frame)
-        if not 0 < len(request.key) <= KEY_BYTES_MAX:
-            raise BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
-        if not 0 < size <= self._locked.frame_bytes_max:
-            raise BackendError(f"a frame of {size} bytes: 1 to {self._locked.frame_bytes_max} are possible here")
+    def _not_storable(self, request: WriteRequest) -> BackendError:
+        size, frame_bytes_max = len(request.frame), self._locked.frame_bytes_max
+        if not 0 < size <= frame_bytes_max:
+            return BackendError(f"a frame of {size} bytes: 1 to {frame_bytes_max} are possible here")
+        return BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
 
     def _take(self, pages: int) -> tuple[Run, ...]:
         """Take free pages: in one run, or in one run of a new segment, or in several runs, in this order."""
@@ -305,10 +309,9 @@ class DiskBackend:
                 self._tier, self._directory, self._segments.size_bytes,
             )  # fmt: skip
 
-    def _put(self, stored: Sequence[tuple[Key, tuple[Run, ...], int, int]]) -> None:
+    def _put(self, stored: Sequence[StoredFrame]) -> None:
         with self._table_lock:
-            for frame in stored:
-                self._table.put_frame(*frame)
+            self._table.put_frames(stored)
 
     def _drop(self, keys: Sequence[Key]) -> None:
         with self._table_lock:
@@ -359,6 +362,7 @@ def _is_whole(runs: tuple[Run, ...], size: int) -> bool:
     return len(runs) == 1 and size >= runs[0].pages * PAGE_BYTES
 
 
-def _rank_of(request: WriteRequest) -> int:
-    """Rank that the log has room for."""
-    return request.rank if len(request.key) <= RANKED_KEY_BYTES_MAX else 0
+def _stored(request: WriteRequest, runs: tuple[Run, ...]) -> StoredFrame:
+    """Describe a written frame, with the rank that the log has room for."""
+    key = request.key
+    return key, runs, len(request.frame), request.rank if len(key) <= RANKED_KEY_BYTES_MAX else 0

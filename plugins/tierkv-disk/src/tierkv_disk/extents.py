@@ -41,17 +41,13 @@ def rows_of(runs: Mapping[int, Run]) -> list[list[int]]:
     """Numbers of runs that lie one behind the other, two or more in a row, in order of their addresses."""
     rows: list[list[int]] = []
     end: int | None = None
-    for number, (address, pages) in sorted(runs.items(), key=_address_of_item):
+    for address, pages, number in sorted([(address, pages, number) for number, (address, pages) in runs.items()]):
         if address == end:
             rows[-1].append(number)
         else:
             rows.append([number])
         end = address + pages
     return [row for row in rows if len(row) > 1]
-
-
-def _address_of_item(item: tuple[int, Run]) -> PageAddress:
-    return item[1].address
 
 
 def address_at(segment: int, page: int) -> PageAddress:

@@ -11,14 +11,14 @@ import errno
 import threading
 from collections.abc import Callable, Sequence
 
-from tierkv_disk.log.index_log import IndexLog, Record
+from tierkv_disk.log.index_log import IndexLog, Row
 from tierkv_disk.log.rewriting import LogRewriter
 
 
 class _PendingCommit:
     """Records of one caller, and the outcome of their append."""
 
-    def __init__(self, records: Sequence[Record], apply: Callable[[], None]) -> None:
+    def __init__(self, records: Sequence[Row], apply: Callable[[], None]) -> None:
         self.records = records
         self.apply = apply
         self.done = False
@@ -62,7 +62,7 @@ class GroupCommit:
             with self._append_lock:
                 self._rewrite_failed()
 
-    def commit(self, records: Sequence[Record], apply: Callable[[], None]) -> None:
+    def commit(self, records: Sequence[Row], apply: Callable[[], None]) -> None:
         """Append records durably, then apply them.
 
         Args:

@@ -22,10 +22,14 @@ from tierkv_disk.extents import (
     Extent,
     RankedExtent,
     Run,
+    address_of,
     extent_at,
+    extent_of,
+    frame_bytes_of,
     page_of,
     pages_for,
     pages_in,
+    rank_of,
     segment_of,
     with_rank,
 )
@@ -33,8 +37,8 @@ from tierkv_disk.log.index_log import (
     IndexLog,
     LogHealth,
     LogIdentity,
-    Record,
     RecordKind,
+    Row,
     is_overlong,
     read_records,
     records_of,
@@ -47,7 +51,7 @@ from tierkv_disk.segments.segment_files import SegmentFiles
 from tierkv_disk.space.quarantine import Quarantine, QuarantineEntry
 from tierkv_disk.space.table import SCATTERED, Table
 
-COMPACT_RECORDS_MIN = 1024
+COMPACT_RECORDS_MIN = 4096
 """A log with fewer records is never rewritten for its size."""
 logger = logging.getLogger("tierkv_disk")
 
@@ -116,12 +120,16 @@ def log_reserve(log_bytes: int, live: int) -> int:
     return spare_bytes(log_bytes, max(COMPACT_RECORDS_MIN, 2 * live), live)
 
 
-def records_of_table(table: Table) -> Iterator[Record]:
+def records_of_table(table: Table) -> Iterator[Row]:
     """Records of the shortest log that yields this table."""
-    for key in table.entries:
-        found = table.find_frame(key)
-        if found is not None:
-            yield from records_of(key, *found, table.rank(key))
+    put = int(RecordKind.PUT)
+    for key, entry in table.entries.items():
+        extent = extent_of(entry)
+        address, frame_bytes, rank = address_of(extent), frame_bytes_of(extent), rank_of(entry)
+        if address != SCATTERED:
+            yield put, key, 0, address, frame_bytes, rank
+        else:
+            yield from records_of(key, table.scattered[key], frame_bytes, rank)
 
 
 def recover(files: NamespaceFiles, quarantine: Quarantine, *, sync: bool) -> tuple[Table, IndexLog, RecoveryReport]:

@@ -28,6 +28,9 @@ from tierkv_disk.space.free_space import FreeSpace, Pins
 Entries = dict[Key, RankedExtent]
 """Extent and rank of each stored frame, in the order in which the frames were written."""
 
+StoredFrame = tuple[Key, tuple[Run, ...], int, int]
+"""Key, runs, length in bytes and rank of a frame. A plain tuple: one is made per stored chunk."""
+
 SCATTERED = address_at(0xFFFF_FFFF, 0)
 """Address that marks a frame in several runs; no segment has that number."""
 
@@ -66,14 +69,17 @@ class Table:
         """Rank of a stored frame; 0: unknown."""
         return rank_of(self.entries[key])
 
-    def put_frame(self, key: Key, runs: tuple[Run, ...], frame_bytes: int, rank: int) -> None:
-        """Enter the frame of ``key``; a previous frame of the key is dropped."""
-        self.drop_frame(key)
-        if len(runs) == 1:
-            self.entries[key] = with_rank(extent_at(runs[0].address, frame_bytes), rank)
-        else:
-            self.entries[key] = with_rank(extent_at(SCATTERED, frame_bytes), rank)
-            self.scattered[key] = runs
+    def put_frames(self, frames: Iterable[StoredFrame]) -> None:
+        """Enter frames; a previous frame of a key is dropped."""
+        entries = self.entries
+        for key, runs, frame_bytes, rank in frames:
+            if key in entries:
+                self.drop_frame(key)
+            if len(runs) == 1:
+                entries[key] = with_rank(extent_at(runs[0].address, frame_bytes), rank)
+            else:
+                entries[key] = with_rank(extent_at(SCATTERED, frame_bytes), rank)
+                self.scattered[key] = runs
 
     def drop_frame(self, key: Key) -> None:
         """Remove ``key``; its pages become free when no reader has them pinned."""
