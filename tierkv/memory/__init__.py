@@ -5,6 +5,7 @@ Nouns:
 * :class:`~tierkv.memory.arena.HostArena`: one mapping, cut into slots of one length. A slot has
   the form of a raw frame.
 * :class:`~tierkv.memory.shared.SharedMemory`: owner of memory that other processes may map.
+* :class:`~tierkv.memory.population.Population`: provides the pages of a private or shared arena in the background.
 * *Handle*: plain data with which another process finds and maps shared memory.
 
 Flow: the stack opens an arena over private memory. If its workers are other processes, it opens shared memory instead

@@ -7,7 +7,9 @@ transparent huge pages everywhere.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Callable
 
@@ -18,6 +20,11 @@ from tierkv.errors import ConfigError
 from tierkv.frames.frame import HEADER_BYTES, frame_bytes
 
 Bytes = npt.NDArray[np.uint8]
+
+_MADV_POPULATE_WRITE = 23
+"""Since Linux 5.14; the module mmap has no name for it."""
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def private_memory(length: int) -> mmap.mmap:
@@ -88,6 +95,24 @@ class HostArena:
         if self._bytes is None:
             raise ValueError("the arena is closed")
         return self._bytes[start + HEADER_BYTES : start + self.slot_bytes]
+
+    def populate(self, start: int, length: int) -> None:
+        """Provide pages for ``length`` bytes from ``start``, in multiples of a page. The content does not change.
+
+        Releases the GIL meanwhile. The memory stays mapped until the call returns, also if the arena is closed.
+
+        Raises:
+            OSError: the kernel has no such call, or no memory.
+            ValueError: the arena is closed.
+        """
+        memory = self._bytes
+        if memory is None:
+            raise ValueError("the arena is closed")
+        # Not mmap.madvise, which holds the GIL.
+        part = memory[start : start + length]
+        if _madvise(part.ctypes.data, len(part), _MADV_POPULATE_WRITE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def pin(self, register: Callable[[int, int], bool]) -> bool:
         """Pin the memory through a GPU's runtime. It is pinned once, however many workers of this process call this.

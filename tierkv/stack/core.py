@@ -218,6 +218,7 @@ class StackCore:
         if wiring.shared is not None:
             releases.callback(wiring.shared.close)
         releases.callback(wiring.arena.close)
+        releases.callback(wiring.population.stop)
         releases.callback(lambda: wiring.observers.finish(left_s()))
         for copies in wiring.copies:
             releases.callback(lambda copies: copies.close(left_s(GRACE_S / len(wiring.copies))), copies)
