@@ -37,6 +37,7 @@ BENCHMARKS = {
     "model_transformers": "a real model (--model) in transformers: its first token computed, from memory, from disk",
     "model_vllm": "a real model (--model) in vLLM by both seams: its first token computed, from memory, from disk",
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
+    "whole_stack": "eight requests through a stack to the disk, and back cold, beside raw O_DIRECT",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
     "object_store": "the object tier on S3 beside a plain HTTP client",
     "valkey_server": "the Valkey tier beside plain sockets, and beside client libraries alone",
@@ -55,7 +56,10 @@ WINGS = {
     "side_by_side": ("vllm_manager", "vllm_ab", "first_token", "sglang"),
     "stress": ("overload", "long_prompt", "waiting", "burst"),
     "steps": ("decode_step",),
-    "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "valkey_server", "recovery"),
+    "tiers": (
+        *("host_copies", "gpu_copies", "disk", "whole_stack"),
+        *("lmdb_tier", "object_store", "valkey_server", "recovery"),
+    ),
     "workloads": ("traffic", "replay"),
 }
 """Wing -> the benchmarks in it."""

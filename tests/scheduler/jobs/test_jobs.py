@@ -51,7 +51,7 @@ def test_s80_preempted_and_unknown() -> None:
 
 
 def test_s81_all_requests_finished() -> None:
-    """S81: possibly no step follows, so all jobs in flight are flushed, loads too, each once."""
+    """S81: possibly no step follows, so jobs in flight are flushed, loads too, each once."""
     core = make_core()
     store = stored(core)
     loader = core.arrive(8, "b")
@@ -63,6 +63,23 @@ def test_s81_all_requests_finished() -> None:
     assert not core.scheduler.build_connector_meta(StepOutput()).jobs_to_flush
     finish(core, "b")
     assert core.scheduler.build_connector_meta(StepOutput()).jobs_to_flush == {store.job_id, load.job_id}
+
+
+def test_s81_many_copies_are_flushed_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S81: the engine waits for some milliseconds in each step, where it waited for 700 in one."""
+    core = make_core()
+    monkeypatch.setattr("tierkv.scheduler.jobs.jobs.IDLE_FLUSH_BYTES", 3 * core.geometry.payload_bytes_max)
+    jobs = [stored(core, request_id=name, first_block=block) for name, block in (("a", 1), ("b", 3), ("c", 5))]
+    assert [len(job.keys) for job in jobs] == [2, 2, 2]
+    for name in ("a", "b", "c"):
+        finish(core, name)
+    for job in jobs:
+        assert core.scheduler.has_pending_work
+        assert core.scheduler.build_connector_meta(StepOutput()).jobs_to_flush == {job.job_id}
+        core.scheduler.update_connector_output(WorkerOutput({job.job_id: 1}))
+        core.scheduler.end_stores()
+    assert not core.scheduler.has_pending_work
+    assert core.scheduler.build_connector_meta(StepOutput()) == ConnectorMeta()
 
 
 def test_s82_an_empty_step() -> None:

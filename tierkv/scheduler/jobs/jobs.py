@@ -11,6 +11,9 @@ from tierkv.types.engine import NULL_BLOCK_ID
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST, TransferJob
 
+IDLE_FLUSH_BYTES = 32 << 20
+"""Bytes whose copies an engine without requests waits for in one step: some milliseconds."""
+
 
 @dataclass(slots=True)
 class JobStatus:
@@ -93,6 +96,20 @@ class JobTable:
     def live_ids(self) -> frozenset[int]:
         """Ids of all jobs in flight."""
         return frozenset(self._live)
+
+    def oldest_ids(self, chunk_bytes_max: int) -> frozenset[int]:
+        """Ids of the jobs to flush in a step that may be the last one: the oldest, up to ``IDLE_FLUSH_BYTES``.
+
+        At least one, if any is in flight. The engine waits for their copies, and steps on while jobs are left.
+        """
+        ids: list[int] = []
+        chunks_left = IDLE_FLUSH_BYTES // chunk_bytes_max
+        for job_id, status in self._live.items():
+            chunks_left -= len(status.job.keys)
+            if ids and chunks_left < 0:
+                break
+            ids.append(job_id)
+        return frozenset(ids)
 
     def ownerless_ids(self) -> frozenset[int]:
         """Ids of jobs that belong to no request."""
