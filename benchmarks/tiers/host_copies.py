@@ -6,8 +6,6 @@ both sides. What ours does on top: gather or scatter, one checksum over every by
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -17,6 +15,7 @@ import numpy as np
 
 from benchmarks.measure import Cost, Settings, cpu_ratios, cpu_s_per_gb, medians, take_turns, timed
 from benchmarks.rows import Row, Target
+from benchmarks.tiers.rig import huge_memory
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import Bytes, HostArena
@@ -71,9 +70,9 @@ class _Bench:
         self._sealer = FrameSealer(bytes(FINGERPRINT_BYTES))
         self._worker = Worker(self._arena, self._sealer, self._geometry, _run_now)
         blocks = chunks * layout.blocks_per_chunk
-        self._source = _memory(chunks * layout.chunk_bytes)
+        self._source = huge_memory(chunks * layout.chunk_bytes)
         self._source[:] = np.random.default_rng(1).integers(256, size=len(self._source), dtype=np.uint8)
-        self._target = _memory(len(self._source))
+        self._target = huge_memory(len(self._source))
         shape = (layout.tensors, blocks, PAGE_BYTES)
         self._source_pages, self._target_pages = list(self._source.reshape(shape)), list(self._target.reshape(shape))
         self._keys = tuple(make_key(number.to_bytes(32, "big"), 0) for number in range(chunks))
@@ -166,14 +165,6 @@ class _Bench:
 def _copy_each(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     for target, source in zip(targets, sources, strict=True):
         np.copyto(target, source)
-
-
-def _memory(size: int) -> Bytes:
-    """Memory like the arena's, with huge pages where available: both sides of a copy are of one kind."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
 
 
 def _run_now(transfer: Callable[[], frozenset[Key]]) -> Future[frozenset[Key]]:

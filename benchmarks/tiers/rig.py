@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from tierkv.config.resolving import ResolvedTier, resolve
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.frames.sealer import FrameSealer
-from tierkv.memory.arena import HostArena
+from tierkv.memory.arena import Bytes, HostArena
 from tierkv.plugins.loading import load_plugins
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key, make_key
@@ -25,6 +27,14 @@ from tierkv.types.transfers import SlotRef
 
 NAMESPACE = Namespace("benchmark", "", "uint8", "page", ((16, (1 << 16,), "full_attention", None),), 1, 16)
 POLL_S = 0.0005
+
+
+def huge_memory(size: int) -> Bytes:
+    """Return memory like the arena's, with huge pages where available: both sides of a copy are of one kind."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 class Frames:

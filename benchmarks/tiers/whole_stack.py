@@ -21,7 +21,7 @@ from benchmarks.measure import Cost, Settings, take_turns, timed
 from benchmarks.rows import Row
 from benchmarks.tiers.bandwidth import KIB, Limit, bandwidth_row
 from benchmarks.tiers.raw_disk import RawDisk
-from benchmarks.tiers.rig import Frames
+from benchmarks.tiers.rig import Frames, huge_memory
 from tierkv.reference.block_pool import Block
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 
@@ -83,7 +83,8 @@ class _Engine:
         self.stack = tierkv.open_stack({"host": host, "lookup": {"recompute": "off"}, "tiers": [tier]}, spec)
         self._chunks, self._chunk_bytes = chunks, chunk_bytes
         self._originals = np.random.default_rng(1).integers(256, size=(chunks, chunk_bytes), dtype=np.uint8)
-        self._pages = np.zeros((chunks + REQUESTS + 1, chunk_bytes), np.uint8)
+        blocks = chunks + REQUESTS + 1
+        self._pages = huge_memory(blocks * chunk_bytes).reshape(blocks, chunk_bytes)
         self._pages[1 : chunks + 1] = self._originals
         self.stack.worker.register_kv_caches([[self._pages]])
         self._hashes = random_hashes(chunks, seed=1)

@@ -14,6 +14,7 @@ from worker_ranks import Driver, LocalRank, RemoteRank, config_of, remote_ranks,
 import tierkv
 from tierkv.errors import ConfigError, EngineProtocolError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES, PARTS_MAX
+from tierkv.memory.arena import Bytes
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import StepOutput
 from tierkv.types.transfers import WorkerOutput
@@ -117,15 +118,15 @@ def test_a_worker_that_fails_its_part_fails_the_chunk() -> None:
     """One rank's bytes are worthless without the other's: the chunk is dropped, its neighbour stays."""
     stack, ranks, driver = two()
     with stack:
-        gather, calls = ranks[1].worker._copies._pages.gather, []  # type: ignore[union-attr]
+        gather, calls = ranks[1].worker._copies._pages.gather_in_pieces, []  # type: ignore[union-attr]
 
-        def failing(*arguments: Any) -> None:
+        def failing(*arguments: Any) -> Iterator[Bytes]:
             calls.append(arguments)
             if len(calls) == 2:
                 raise OSError("no more")
-            gather(*arguments)
+            return gather(*arguments)
 
-        ranks[1].worker._copies._pages.gather = failing  # type: ignore[union-attr]
+        ranks[1].worker._copies._pages.gather_in_pieces = failing  # type: ignore[union-attr]
         driver.store(driver.request(PROMPT), SOURCE)
         assert driver.load(driver.request(PROMPT), TARGET) == (32, frozenset())
         assert_loaded(driver, SOURCE[:2], TARGET[:2])
@@ -198,7 +199,7 @@ def test_reports_without_ranks_are_refused() -> None:
             stack.update_connector_output(WorkerOutput(counts, {}, {job: {2: ()} for job in counts}))
 
 
-@pytest.mark.parametrize("copy", ["gather", "scatter"])
+@pytest.mark.parametrize("copy", ["gather_in_pieces", "scatter"])
 def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
     """S84, S120: a worker is killed in the middle of a copy. The engine reports it, the jobs fail, and no partial chunk
     becomes a hit.
@@ -208,7 +209,7 @@ def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
         remote_ranks(stack, 2, stall={1: copy}) as ranks,
     ):
         driver = Driver(stack, ranks)
-        if copy == "gather":
+        if copy == "gather_in_pieces":
             driver.begin_store(driver.request(PROMPT), SOURCE)
             driver.collect()
         else:
@@ -223,7 +224,7 @@ def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
         driver.collect()
         report = stack.worker_lost(1)
         assert not stack.has_pending_work()
-        if copy == "gather":
+        if copy == "gather_in_pieces":
             assert driver.stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
             return
         assert report.invalid_block_ids == frozenset(TARGET)
@@ -284,7 +285,7 @@ def test_the_engine_survives_when_every_worker_is_killed() -> None:
     remain.
     """
     with tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack:
-        with remote_ranks(stack, 2, stall={0: "gather", 1: "gather"}) as ranks:
+        with remote_ranks(stack, 2, stall={0: "gather_in_pieces", 1: "gather_in_pieces"}) as ranks:
             driver = Driver(stack, ranks)
             driver.begin_store(driver.request(PROMPT), SOURCE)
             shared = [line for line in Path("/proc/self/maps").read_text().splitlines() if "tierkv-arena" in line]

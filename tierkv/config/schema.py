@@ -95,8 +95,8 @@ class HostConfig(_Model):
     capacity: Size = Field(description="Memory for chunks, allocated at start.")
     populate: bool = Field(
         default=True,
-        description="Provide the memory's pages in the background after open, as long as the machine has memory to "
-        "spare. Without it, the first write to each chunk is slow, and memory is taken as the tier fills up.",
+        description="Provide the memory's pages in the background after open, as long as the machine has memory "
+        "left. Without it, the first write to each chunk is slow, and memory is taken as the tier fills up.",
     )
     policy: Name = Field(default="lru", description="Eviction policy.")
     verify: bool = Field(

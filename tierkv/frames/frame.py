@@ -40,9 +40,9 @@ All functions are pure and may be called on any thread; those that hash or fill 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -103,6 +103,19 @@ class FrameHeader(NamedTuple):
 def checksum(buffer: bytes | memoryview) -> bytes:
     """Return the XXH3-128 of a buffer, as sixteen bytes. It detects damage, not forgery."""
     return xxhash.xxh3_128_digest(buffer)
+
+
+def checksum_of_pieces(pieces: Iterable[Any]) -> bytes:
+    """Return the checksum of a buffer whose pieces come one after the other."""
+    rest = iter(pieces)
+    first, second = next(rest, b""), next(rest, None)
+    if second is None:
+        return xxhash.xxh3_128_digest(first)
+    hasher = xxhash.xxh3_128(first)
+    hasher.update(second)
+    for piece in rest:
+        hasher.update(piece)
+    return hasher.digest()
 
 
 def checksum_of_parts(part_checksums: Sequence[bytes]) -> bytes:

@@ -8,8 +8,9 @@ from concurrent.futures import Future, wait
 
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
+from tierkv.worker.pages import HostPages
 from tierkv.worker.rank_slice import RankSlice
-from tierkv.worker.transfers import CopyResult, Pages, Submit, Wait, failed_result, log_failure
+from tierkv.worker.transfers import CopyResult, Submit, Wait, failed_result, log_failure
 
 
 class HostCopies:
@@ -26,7 +27,7 @@ class HostCopies:
     def __init__(
         self,
         rank_slice: RankSlice,
-        pages: Pages,
+        pages: HostPages,
         submit: Submit,
         clock: Callable[[], float] = time.perf_counter,
         wait_for: Wait = wait,
@@ -73,8 +74,8 @@ class HostCopies:
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         self._pages.check_ids(group, block_ids)
-        self._pages.gather(group, skip, block_ids, self._rank_slice.part(slot, group))
-        return self._rank_slice.finish_store(key, slot, group)
+        pieces = self._pages.gather_in_pieces(group, skip, block_ids, self._rank_slice.part(slot, group))
+        return self._rank_slice.finish_store(key, slot, group, pieces)
 
     def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
         self._rank_slice.check_load(key, slot, group)

@@ -9,15 +9,19 @@ equals the part of a worker with these heads alone. These copies are strided, on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierkv.errors import EngineProtocolError
 from tierkv.memory.arena import Bytes
 from tierkv.types.geometry import Geometry, GroupGeometry
+
+_PIECE_BYTES = 256 << 10
+"""Bytes that are copied before they are given out for a checksum: they fit the cache of a core."""
 
 
 class HostPages:
@@ -49,23 +53,33 @@ class HostPages:
         The first ``skip`` blocks of the chunk, and those behind the last given one, become zeros. So no bytes of the
         slot's previous chunk remain.
         """
-        if self._blocks_per_chunk == len(block_ids) == 1:  # one page per tensor: a take costs as much as its copy
-            for pages, start, end in self._ranges[group]:
-                np.copyto(part[start:end].reshape(pages.shape[1:]), pages[block_ids[0]])
-            return
-        ids = np.asarray(block_ids, dtype=np.intp)
-        taken = skip + len(ids)
+        for _ in self.gather_in_pieces(group, skip, block_ids, part):
+            pass
+
+    def gather_in_pieces(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> Iterator[Bytes]:
+        """Copy blocks as :meth:`gather` does, and yield each piece of ``part``, in order, once it is in place.
+
+        The processor's cache still holds a piece when it is yielded: its checksum then costs half as much.
+        """
+        chunk_blocks, yielded = self._blocks_per_chunk, 0
+        ids = np.asarray(block_ids, dtype=np.intp) if chunk_blocks > 1 else block_ids
         for pages, start, end in self._ranges[group]:
-            rows = part[start:end].reshape(self._blocks_per_chunk, *pages.shape[1:])
-            if skip:
-                rows[:skip] = 0
-            if taken < self._blocks_per_chunk:
-                rows[taken:] = 0
-            if pages.flags.c_contiguous:
-                # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
-                pages.take(ids, axis=0, out=rows[skip:taken], mode="clip")
-            else:  # a take would first copy the whole tensor
-                rows[skip:taken] = pages[ids]
+            page_bytes = (end - start) // chunk_blocks
+            at_once = max(1, _PIECE_BYTES // page_bytes)
+            rows = part[start:end].reshape(chunk_blocks, *pages.shape[1:])
+            for first in range(0, chunk_blocks, at_once):
+                last = min(chunk_blocks, first + at_once)
+                if chunk_blocks == len(ids) == 1:
+                    rows[0] = pages[ids[0]]
+                else:
+                    _gather_rows(pages, ids, skip, rows, first, last)
+                ready = start + last * page_bytes
+                if ready - yielded >= _PIECE_BYTES:
+                    yield part[yielded:ready]
+                    yielded = ready
+        end = self._ranges[group][-1][2]
+        if yielded < end:
+            yield part[yielded:end]
 
     def scatter(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
         """Copy a part to blocks, except its first ``skip`` blocks and those behind the last given one."""
@@ -85,6 +99,27 @@ class HostPages:
             EngineProtocolError: one does not.
         """
         check_block_ids(group, block_ids, self._num_blocks[group])
+
+
+def _gather_rows(  # noqa: PLR0913, PLR0917 - two arrays, and a range in each
+    pages: Bytes, ids: Sequence[int] | npt.NDArray[np.intp], skip: int, rows: Bytes, first: int, last: int
+) -> None:
+    """Fill ``rows[first:last]`` with the pages of ``ids``, of which the first belongs to row ``skip``."""
+    begin, end = max(first, skip), min(last, skip + len(ids))
+    if begin >= end:
+        rows[first:last] = 0
+        return
+    if begin > first:
+        rows[first:begin] = 0
+    if end < last:
+        rows[end:last] = 0
+    if end - begin == 1:  # a take costs as much as the copy of a page
+        np.copyto(rows[begin], pages[ids[begin - skip]])
+    elif pages.flags.c_contiguous:
+        # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
+        pages.take(ids[begin - skip : end - skip], axis=0, out=rows[begin:end], mode="clip")
+    else:  # a take would first copy the whole tensor
+        rows[begin:end] = pages[ids[begin - skip : end - skip]]
 
 
 def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:

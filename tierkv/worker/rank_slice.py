@@ -13,8 +13,11 @@ after its frame had been verified, or sealed here, and a refusal could not be re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from tierkv.errors import CorruptFrameError, EngineProtocolError
-from tierkv.frames.frame import HEADER_BYTES, checksum
+from tierkv.frames.frame import HEADER_BYTES, checksum, checksum_of_pieces
 from tierkv.frames.sealer import FrameSealer
 from tierkv.frames.unsealed import put_part_checksum
 from tierkv.logs.stack_log import StackLog
@@ -58,6 +61,10 @@ class RankSlice:
         self._sealer = sealer
         self._verify_loads = verify_loads
         self._staged = staged
+        self._ranges = [
+            slice(start := rank // group.copies * group.worker_bytes, start + group.worker_bytes)
+            for group in geometry.groups
+        ]
         # A staged engine gives the bytes of a block, but not always how many of them each group uses.
         self._unused = [
             slice(geometry.blocks_per_chunk * sum(group.page_bytes), group.worker_bytes) for group in geometry.groups
@@ -65,29 +72,36 @@ class RankSlice:
 
     def part(self, slot: int, group: int) -> Bytes:
         """Return this worker's parts of a slot that holds a chunk of ``group``: a writable array of one dimension."""
-        start, end = self._range(group)
-        return self.arena.payload(slot)[start:end]
+        return self.arena.payload(slot)[self._ranges[group]]
 
     def stores(self, slot: int, group: int) -> bool:
         """Whether this worker stores a chunk of ``group`` to a slot. Otherwise one with equal pages does."""
         return (self.rank - slot) % self.geometry.groups[group].copies == 0
 
-    def finish_store(self, key: Key, slot: int, group: int) -> bytes:
-        """Complete a store whose parts are in place: seal the slot, or compute the checksums of the parts.
+    def finish_store(self, key: Key, slot: int, group: int, pieces: Iterable[Bytes] | None = None) -> bytes:
+        """Complete a store: seal the slot, or compute the checksums of the parts.
+
+        Args:
+            key: key of the chunk.
+            slot: its slot.
+            group: its group.
+            pieces: puts the parts in place, and gives each piece of them in order; None: they are in place.
 
         Returns:
             Checksums of the parts in order; empty bytes if this worker sealed the slot.
 
         Raises:
             ValueError: the key does not fit a frame.
+            Exception: any error of ``pieces``.
         """
-        unused = self._unused[group]
+        sizes, unused = self.geometry.groups[group], self._unused[group]
         if unused.start < unused.stop:
             self.part(slot, group)[unused] = 0
-        sizes = self.geometry.groups[group]
         if sizes.parts == 1:
-            self._sealer.seal(self.arena.slot(slot), key, sizes.payload_bytes)
+            self._seal(key, slot, sizes.payload_bytes, pieces, self.part(slot, group)[unused])
             return b""
+        for _ in pieces or ():
+            pass
         view = self.arena.slot(slot)
         size = sizes.payload_bytes // sizes.parts
         starts = [HEADER_BYTES + part * size for part in self._parts(group)]
@@ -122,11 +136,14 @@ class RankSlice:
         if self._verify_loads and not is_whole:
             self._sealer.check_parts(view, header, self._parts(group))
 
-    def _range(self, group: int) -> tuple[int, int]:
-        """Begin and end of this worker's parts in the payload."""
-        sizes = self.geometry.groups[group]
-        start = self.rank // sizes.copies * sizes.worker_bytes
-        return start, start + sizes.worker_bytes
+    def _seal(self, key: Key, slot: int, payload_bytes: int, pieces: Iterable[Bytes] | None, unused: Bytes) -> None:
+        """Seal a slot of one part. pieces: as in :meth:`finish_store`."""
+        view = self.arena.slot(slot)
+        if pieces is None:
+            self._sealer.seal(view, key, payload_bytes)
+        else:
+            digest = checksum_of_pieces(chain(pieces, (unused,)) if len(unused) else pieces)
+            self._sealer.seal_as(view, key, payload_bytes, digest)
 
     def _parts(self, group: int) -> range:
         """Numbers of this worker's parts."""
