@@ -1,7 +1,7 @@
 """The LMDB tier, through dispatcher, tier and plugin, with frames checked: beside O_DIRECT and memcpy.
 
-LMDB reads through the page cache, so a cold read is one after its file was dropped from the cache, before the measured
-time. A warm read copies and checks bytes in memory: its limit is memcpy with as many threads.
+A cold read is one after its file was dropped from the page cache, before the measured time. A warm read copies and
+checks bytes in memory: its limit is memcpy with as many threads.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,25 +16,60 @@ from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, r
 from tierkv.errors import BackendError
 from tierkv_lmdb import options
 from tierkv_lmdb.environments.frame_copier import FrameCopier
+from tierkv_lmdb.options import page_round
+
+
+def supports_direct(folder: Path) -> bool:
+    """Whether files of this folder take O_DIRECT."""
+    (folder / "probe").write_bytes(bytes(4096))
+    try:
+        os.close(os.open(folder / "probe", os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Treat no page as cached. Lengths of the frames read from the file."""
+    """Treat no page as cached. Lengths of the reads of frames."""
     lengths: list[int] = []
     inner = os.preadv
 
-    def preadv(fd: int, buffers: Sequence[Any], offset: int, flags: int = 0) -> int:
-        if flags:
-            raise BlockingIOError(errno.EAGAIN, "not in memory")
+    def preadv(fd: int, buffers: Sequence[Any], offset: int) -> int:
         lengths.append(sum(map(len, buffers)))
         return inner(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(FrameCopier, "_is_cached", lambda *_: False)
     return lengths
 
 
-def test_cold_frames_are_read_from_the_file(tmp_path: Path, cold: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["past the page cache", "through it", "refused at the first read"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ways of a read: what the file system can do, which may turn out late."""
+    inner, inner_read = os.open, os.preadv
+
+    def no_direct(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return inner(path, flags, *arguments, **more)
+
+    def refused(fd: int, buffers: Sequence[Any], offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return inner_read(fd, buffers, offset)
+
+    way: str = request.param
+    if way == "through it":
+        monkeypatch.setattr(os, "open", no_direct)
+    elif way == "refused at the first read":
+        monkeypatch.setattr(os, "preadv", refused)
+    return way
+
+
+def test_cold_frames_are_read_from_the_file(
+    tmp_path: Path, way: str, cold: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of any length, before and after the map has moved; the header before each frame proves its position."""
     monkeypatch.setattr(options, "MAP_BYTES_AT_OPEN", MIB)
     backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=2 * MIB))
@@ -44,9 +81,14 @@ def test_cold_frames_are_read_from_the_file(tmp_path: Path, cold: list[int], mon
         assert put(backend, {k: frame}) == [None]
     assert backend._env.map_bytes > MIB
     assert get(backend, *frames, buffer_bytes=2 * MIB) == list(frames.values())
-    assert cold == [len(frame) + 16 for frame in frames.values()]
+    if backend._env._copier._direct.is_usable:
+        assert cold == [page_round(len(frame), 4096) for frame in frames.values()]
+    else:
+        assert way != "past the page cache" or not supports_direct(tmp_path)
+        assert cold[-len(frames) :] == [len(frame) + 16 for frame in frames.values()]
+    reads = len(cold)
     assert get(backend, *short) == list(short.values())
-    assert len(cold) == len(frames), "short frames come from the map"
+    assert len(cold) == reads, "short frames come from the map"
     backend.close()
 
 
@@ -61,6 +103,7 @@ def test_a_real_cold_read(tmp_path: Path) -> None:
     os.posix_fadvise(data, 0, 0, os.POSIX_FADV_DONTNEED)
     backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
     assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
+    backend._env._copier._asks_map = False  # as for a file of another user
     assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
     os.close(data)
     backend.close()
@@ -93,7 +136,9 @@ def test_without_proc_all_frames_come_from_the_map(tmp_path: Path, cold: list[in
     backend.close()
 
 
-def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through the map it would be a SIGBUS, which ends the process."""
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     put(backend, {key(1): b"x" * 100_000, key(2): b"y" * 1000})
@@ -102,6 +147,7 @@ def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(tmp_path: Path, mo
         raise BlockingIOError(errno.EAGAIN, "not in memory") if flags else OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", dying)
+    monkeypatch.setattr(backend._env._copier, "_asks_map", False)
     bad, good = get(backend, key(1), key(2), buffer_bytes=100_000)
     assert isinstance(bad, BackendError)
     assert "Input/output error" in str(bad)
@@ -136,6 +182,29 @@ except CutShortError as error:
 def test_a_file_cut_short_under_the_map(tmp_path: Path) -> None:
     """The file is truncated while it is open: a frame beyond its end is an error, not a crash of the engine."""
     assert "ends 81920 bytes before the frame" in run_child(CUT_SHORT, tmp_path / "data")
+
+
+@pytest.mark.parametrize("asks_map", [True, False])
+def test_pages_in_memory_are_told_from_others(tmp_path: Path, asks_map: bool) -> None:
+    """A frame in memory is copied from there; a frame of which a part is missing must not fault page by page."""
+    data = tmp_path / "data"
+    data.write_bytes(os.urandom(64 * 4096))
+    with data.open("r+b") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        copier = FrameCopier(data, 4096)
+        copier._asks_map = asks_map
+        assert copier._map is not None
+        assert copier._is_cached(copier._map.start + 8208, 8208, 40 * 4096)
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if asks_map:  # a probing read would itself read ahead
+            assert not copier._is_cached(copier._map.start + 8208, 8208, 40 * 4096) or not _drops_pages(tmp_path)
+        copier.close()
+        del pages
+
+
+def _drops_pages(folder: Path) -> bool:
+    """Whether files of this folder leave the page cache when asked: not on tmpfs."""
+    return os.statvfs(folder).f_fsid != 0
 
 
 def test_copier_finds_no_map_of_an_unmapped_file(tmp_path: Path) -> None:

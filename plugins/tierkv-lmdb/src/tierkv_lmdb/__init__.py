@@ -9,8 +9,8 @@ Write. Frames of one call are cut into transactions of bounded size; both databa
 durability "batch" the call ends with one sync. If the map is full, it grows; if it may not grow, freed pages are
 recycled, waiting briefly for readers that still hold them.
 
-Read. One transaction per frame: look the key up, then copy the frame from the page cache, or from the data file if it
-is not cached.
+Read. One transaction per frame: look the key up, then copy the frame from the page cache, or read it from the data file
+past the page cache if it is not there.
 
 Open. LMDB trusts its file, so the file is checked first: meta pages, trees, free pages. A damaged namespace starts
 empty, with a warning, and counts it.

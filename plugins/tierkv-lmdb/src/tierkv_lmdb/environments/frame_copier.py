@@ -1,19 +1,26 @@
-"""Copy of a frame's bytes to the caller's buffer: one copy, out of the page cache.
+"""Copy of a frame's bytes to the caller's buffer, out of the page cache or past it.
 
 Cached pages are copied from LMDB's map, which is a memory copy. Other pages are read from the data file, at the offset
-that the map implies. The kernel gets the whole range at once and reads it in large pieces; page faults would request it
-bit by bit. A block that the disk cannot read, or that no longer exists, is then an error of this frame. In
-the map it would be a SIGBUS, which ends the process.
+that the map implies, past the page cache where the file system can do that. The kernel gets the whole range at once;
+page faults would request it bit by bit. A block that the disk cannot read, or that no longer exists, is then an error
+of this frame. In the map it would be a SIGBUS, which ends the process.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from pathlib import Path
 
 import numpy as np
 
+from tierkv_lmdb.environments.direct_reader import DirectReader
 from tierkv_lmdb.verification.file_format import OVERFLOW, OVERFLOW_HEADER, overflow_pages
+
+_PAGE_BYTES = mmap.PAGESIZE
+_mincore = ctypes.CDLL(None).mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 FILE_READ_BYTES_MIN = 64 * 1024
 """Shorter frames are copied from the map: a page fault reads as much as a call would."""
@@ -34,6 +41,9 @@ class FrameCopier:
     def __init__(self, data: Path, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+        self._direct = DirectReader(data)
+        # For a file that this process may not write, the kernel says that all pages are in memory.
+        self._asks_map = os.access(data, os.W_OK)
         self._map: range | None = None
         self.find_map()
 
@@ -50,8 +60,9 @@ class FrameCopier:
         size = len(value)
         source = np.frombuffer(value, np.uint8)
         if size >= FILE_READ_BYTES_MIN and self._map is not None:
-            offset = _address(source) - self._map.start
-            if not self._is_cached(offset, size) and self._read(offset, buffer[:size]):
+            address = _address(source)
+            offset = address - self._map.start
+            if not self._is_cached(address, offset, size) and self._read(offset, buffer[:size]):
                 return
         # numpy releases the GIL; a slice assignment of memoryviews does not.
         np.copyto(np.frombuffer(buffer, np.uint8, size), source)
@@ -78,9 +89,21 @@ class FrameCopier:
     def close(self) -> None:
         """Close the data file."""
         os.close(self._fd)
+        self._direct.close()
 
-    def _is_cached(self, offset: int, size: int) -> bool:
-        """Whether both ends are in the page cache; True if the file system cannot tell."""
+    def _is_cached(self, address: int, offset: int, size: int) -> bool:
+        """Whether all pages of a part of the map are in the page cache, or both ends where the map cannot be asked.
+
+        True if the system cannot tell. The map is asked first, since a probing read starts to read ahead.
+        """
+        if self._asks_map:
+            start = address - address % _PAGE_BYTES
+            pages = -(-(address + size - start) // _PAGE_BYTES)
+            resident = (ctypes.c_ubyte * pages)()
+            if _mincore(start, pages * _PAGE_BYTES, resident):
+                return True
+            # A page behind the end of a file that was cut short can still count as resident.
+            return bytes(resident).count(1) == pages and offset + size <= os.fstat(self._fd).st_size
         probe = bytearray(1)
         try:
             return all(os.preadv(self._fd, [probe], place, os.RWF_NOWAIT) == 1 for place in (offset, offset + size - 1))
@@ -91,17 +114,22 @@ class FrameCopier:
 
     def _read(self, offset: int, target: memoryview) -> bool:
         """Read from the file. Returns False if the value turns out to be elsewhere."""
-        header = bytearray(OVERFLOW_HEADER.size)
-        start, length = offset - len(header), len(header) + len(target)
+        start, length = offset - OVERFLOW_HEADER.size, OVERFLOW_HEADER.size + len(target)
         if start < 0:
             return False
-        os.posix_fadvise(self._fd, start, length, os.POSIX_FADV_WILLNEED)
-        count = os.preadv(self._fd, [header, target], start)
+        header, count = self._direct.read(start, OVERFLOW_HEADER.size, target) or self._read_cached(start, target)
         if count != length:
             raise CutShortError(f"the data file ends {length - count} bytes before the frame does")
         page, _, flags, pages = OVERFLOW_HEADER.unpack(header)
         is_there = page * self._page_bytes == start and flags & OVERFLOW
         return bool(is_there and pages * self._page_bytes >= length)
+
+    def _read_cached(self, start: int, target: memoryview) -> tuple[bytes, int]:
+        """Read a header and the bytes behind it through the page cache. Returns the header and their number."""
+        header = bytearray(OVERFLOW_HEADER.size)
+        os.posix_fadvise(self._fd, start, len(header) + len(target), os.POSIX_FADV_WILLNEED)
+        count = os.preadv(self._fd, [header, target], start)
+        return bytes(header), count
 
 
 def _address(array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
