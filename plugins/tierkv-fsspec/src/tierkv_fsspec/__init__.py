@@ -41,6 +41,8 @@ PLUGIN = BackendPlugin(
         durable=True,
         shared=True,
         bounded=False,
+        # Buffers are filled by copies, or by blocking calls, on threads of the backend, and each call waits for all.
+        reads_end_with_call=True,
         preferred_batch=8,
         preferred_concurrency=4,
     ),

@@ -13,10 +13,13 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 from tierkv_fsspec.credentials import aws_from_files
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
+from tierkv_fsspec.stores.plain_http import OBJECT_BYTES_MIN, PlainReads, has_proxy
 from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TooLongError, copy_into, short
 
 LISTED_AT_ONCE = 1000
 """Names per response of a server."""
+SIGNED_FOR = timedelta(minutes=15)
+"""Time for which a signed URL is valid. It is used at once; clocks may differ."""
 RETRIES = 1
 """Retries, for a connection that the server closed while idle. Further retries are the framework's task."""
 
@@ -31,6 +34,16 @@ class ObstoreStore:
         self._prefix = f"{location.prefix}/" if location.prefix else ""
         self._put_arguments = _put_arguments(options)
         self._is_conditional = True
+        self._plain = self._plain_reads(options) if reads_plainly(location, options) else None
+
+    def _plain_reads(self, options: FsspecOptions) -> PlainReads:
+        store = cast("S3Store", self._store)
+        return PlainReads(
+            lambda path: obstore.sign(store, "GET", path, SIGNED_FOR),
+            connect_timeout_s=options.connect_timeout_s,
+            read_timeout_s=options.read_timeout_s,
+            kept_max=options.concurrent_requests,
+        )
 
     def exists(self, name: str) -> bool:
         """Send one HEAD."""
@@ -49,6 +62,10 @@ class ObstoreStore:
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Send one GET and copy the body; a body that is too long is not fetched."""
+        if self._plain is not None and len(buffer) >= OBJECT_BYTES_MIN:
+            length = self._plain.read_into(self._prefix + name, buffer)
+            if length is not None:
+                return length
         answer = obstore.get(self._store, self._prefix + name)
         if answer.meta["size"] > len(buffer):
             raise TooLongError(answer.meta["size"], len(buffer))
@@ -102,7 +119,16 @@ class ObstoreStore:
             yield [entry["path"] for entry in page]
 
     def close(self) -> None:
-        """Release nothing: connections close when the store is collected."""
+        """Close the connections of plain reads; the others close when the store is collected."""
+        if self._plain is not None:
+            self._plain.close()
+
+
+def reads_plainly(location: Location, options: FsspecOptions) -> bool:
+    """Whether objects are received into buffers over plain HTTP (:mod:`tierkv_fsspec.stores.plain_http`)."""
+    endpoint = _endpoint(location, options) or ""
+    is_signed = not options.storage_options.get("anon")
+    return location.protocol == "s3" and endpoint.startswith("http://") and is_signed and not has_proxy(endpoint)
 
 
 def _put_arguments(options: FsspecOptions) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def choose_store(options: FsspecOptions) -> StoreChoice:
     if options.implementation == "obstore" and why_not_obstore:
         raise BackendError(f'{location.url}: implementation = "obstore" cannot be used: {why_not_obstore}')
     if options.implementation == "obstore" or (options.implementation == "auto" and not why_not_obstore):
-        return StoreChoice(f"obstore {version('obstore')}", lambda at: _open_obstore(at, options))
+        return StoreChoice(
+            f"obstore {version('obstore')}{_plain_reads(location, options)}", lambda at: _open_obstore(at, options)
+        )
     if location.protocol == "az" and options.endpoint_url is not None:
         why = why_not_obstore or 'implementation = "fsspec" was asked for'
         raise BackendError(f"{location.url}: endpoint_url of az URLs needs obstore: {why}")
@@ -82,6 +84,12 @@ def _open_obstore(location: Location, options: FsspecOptions) -> Store:
     from tierkv_fsspec.stores.obstore_store import ObstoreStore  # noqa: PLC0415  an optional dependency
 
     return ObstoreStore(location, options)
+
+
+def _plain_reads(location: Location, options: FsspecOptions) -> str:
+    from tierkv_fsspec.stores.obstore_store import reads_plainly  # noqa: PLC0415  an optional dependency
+
+    return ", objects of 512 KiB or more received over plain HTTP" if reads_plainly(location, options) else ""
 
 
 def _scheme(location: Location) -> str:

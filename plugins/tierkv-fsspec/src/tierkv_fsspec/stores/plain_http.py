@@ -1,0 +1,146 @@
+"""Reads of whole objects over plain HTTP, received into the caller's buffer.
+
+The client of a storage library returns an object as fresh bytes, which then are copied. Without TLS, the standard
+library's client receives into the buffer itself, for a third of the processor time. It only moves bytes: the storage
+library signs each request, with the credentials of that moment. Every answer but a plain success is left to that
+library, which asks again: it knows errors, redirects, retries and how to renew credentials.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from tierkv_fsspec.stores.store import TooLongError
+
+OBJECT_BYTES_MIN = 512 << 10
+"""Shorter objects are left to the storage library: the standard library's client costs more per request."""
+_PIECE_BYTES = 256 << 10
+"""Bytes between two looks at the time."""
+
+
+class PlainReads:
+    """Reads on connections that are kept. May be used on any threads.
+
+    Args:
+        sign: returns the signed URL of an object, for a GET that begins soon.
+        connect_timeout_s: seconds to establish a connection.
+        read_timeout_s: seconds for one request.
+        kept_max: connections that are kept while no request uses them.
+    """
+
+    def __init__(
+        self, sign: Callable[[str], str], *, connect_timeout_s: float, read_timeout_s: float, kept_max: int
+    ) -> None:
+        self._sign = sign
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._kept: deque[http.client.HTTPConnection] = deque(maxlen=kept_max)
+        self._is_closed = False
+
+    def read_into(self, path: str, buffer: memoryview) -> int | None:
+        """Receive an object into the start of ``buffer``.
+
+        Returns:
+            Its length. None: this way did not work, and the storage library must be asked; bytes of the buffer may
+            have changed.
+
+        Raises:
+            TooLongError: the object does not fit. No byte of it was received.
+            TimeoutError: it did not arrive in time.
+            ConnectionError: no connection was made in time.
+        """
+        url = urlsplit(self._sign(path))
+        deadline_s = time.monotonic() + self._read_timeout_s
+        kept = self._take_kept()
+        if kept is not None:
+            try:
+                return self._ask(kept, url, buffer, deadline_s)
+            except (http.client.HTTPException, ConnectionError):
+                kept.close()  # the server closed it while it was idle, perhaps: once more on a fresh one
+            except BaseException:
+                kept.close()
+                raise
+        fresh = self._connect(url.netloc)
+        if fresh is None:
+            return None
+        try:
+            return self._ask(fresh, url, buffer, deadline_s)
+        except (http.client.HTTPException, ConnectionError):
+            fresh.close()
+            return None
+        except BaseException:
+            fresh.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections that no request uses; the others close when their requests have ended."""
+        self._is_closed = True
+        while (kept := self._take_kept()) is not None:
+            kept.close()
+
+    def _connect(self, address: str) -> http.client.HTTPConnection | None:
+        """Return a new connection; None if there is no way, of which the storage library knows the reason."""
+        connection = http.client.HTTPConnection(address, timeout=self._connect_timeout_s)
+        try:
+            connection.connect()
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except TimeoutError:
+            raise ConnectionError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None
+        except OSError:
+            return None
+        return connection
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, url: SplitResult, buffer: memoryview, deadline_s: float
+    ) -> int | None:
+        self._limit_time(connection, deadline_s)
+        connection.request("GET", f"{url.path}?{url.query}", headers={"Accept-Encoding": "identity"})
+        answer = connection.getresponse()
+        length = answer.length
+        if answer.status != HTTPStatus.OK or length is None or answer.headers.get("Content-Encoding"):
+            connection.close()
+            return None
+        if length > len(buffer):
+            connection.close()
+            raise TooLongError(length, len(buffer))
+        done = 0
+        while done < length:
+            self._limit_time(connection, deadline_s)
+            count = answer.readinto(buffer[done : min(length, done + _PIECE_BYTES)])
+            if not count:
+                raise http.client.IncompleteRead(b"", length - done)
+            done += count
+        self._keep(connection, answer)
+        return length
+
+    def _limit_time(self, connection: http.client.HTTPConnection, deadline_s: float) -> None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"the object did not arrive within {self._read_timeout_s:g} s")
+        if connection.sock is not None:  # closed with an answer that ends the connection: its reader has the socket
+            connection.sock.settimeout(left_s)
+
+    def _keep(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
+        if answer.will_close or self._is_closed or len(self._kept) == self._kept.maxlen:
+            connection.close()
+        else:
+            self._kept.append(connection)
+
+    def _take_kept(self) -> http.client.HTTPConnection | None:
+        try:
+            return self._kept.pop()
+        except IndexError:
+            return None
+
+
+def has_proxy(address: str) -> bool:
+    """Whether the environment names a proxy for this address; then the storage library knows how to use it."""
+    url = urlsplit(address)
+    return "http" in getproxies() and not proxy_bypass(url.hostname or "")
