@@ -93,11 +93,7 @@ class HostConfig(_Model):
     """The host tier: pinned CPU memory, the only tier that GPU copies use."""
 
     capacity: Size = Field(description="Memory for chunks, allocated at start.")
-    populate: bool = Field(
-        default=True,
-        description="Provide the memory's pages in the background after open, as long as the machine has memory "
-        "left. Without it, the first write to each chunk is slow, and memory is taken as the tier fills up.",
-    )
+    populate: bool = Field(default=True, description="Provide its pages in the background, while memory is left.")
     policy: Name = Field(default="lru", description="Eviction policy.")
     verify: bool = Field(
         default=True,
@@ -116,8 +112,7 @@ class HostConfig(_Model):
         "used where the KV cache is in host memory.",
     )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.8,
-        description="Largest share of the slots that waiting requests may reserve. The rest is kept for stores.",
+        default=0.8, description="Largest share of the slots that waiting requests may reserve; stores have the rest."
     )
 
 

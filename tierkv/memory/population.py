@@ -94,3 +94,20 @@ class Population:
                 "the arena is populated up to %d of %d bytes (%s): the first writes to the rest are slower",
                 self.populated_bytes, self._wanted_bytes, reason,
             )  # fmt: skip
+
+
+def begin_population(
+    arena: HostArena,
+    spawn: Callable[[str, Population], object],
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    wanted: bool = True,
+) -> Population:
+    """Begin to populate an arena on a thread of its own, unless it is short, or not wanted. Stop it before a close."""
+    population = Population(arena, sleep)
+    if wanted and arena.num_slots * arena.slot_bytes >= POPULATED_FROM_BYTES:
+        try:
+            spawn("tierkv-populate", population)
+        except RuntimeError:  # no thread available: the first writes are slower, nothing else
+            population.stop()
+    return population

@@ -15,7 +15,7 @@ from functools import partial
 from tierkv._version import __version__
 from tierkv.abc import Codec
 from tierkv.config.resolving import ResolvedStack, ResolvedTier
-from tierkv.config.schema import HostConfig, StackConfig
+from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.runtime import Runtime
@@ -28,7 +28,7 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.memory.arena import HostArena, private_memory
-from tierkv.memory.population import POPULATED_FROM_BYTES, Population
+from tierkv.memory.population import Population, begin_population
 from tierkv.memory.shared import SharedMemory
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins.registry import PluginRegistry
@@ -211,7 +211,7 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     memory = private_memory if shared is None else shared.map
     arena = HostArena(config.host.capacity, plan.geometry.payload_bytes_max, memory)
     undo.callback(arena.close)
-    population = _populate(config.host, arena, runtime)
+    population = begin_population(arena, runtime.spawn, runtime.io_sleep, wanted=config.host.populate)
     undo.callback(population.stop)
     factory = TierFactory(
         plan.registry, runtime, plan.namespace, plan.sealer, arena, plan.counters,
@@ -231,17 +231,6 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     ]
     share_host_slots(lower, arena.num_slots)
     return OpenedTiers(arena, shared, population, dispatcher, factory, codecs, lower, absent)
-
-
-def _populate(host: HostConfig, arena: HostArena, runtime: Runtime) -> Population:
-    """Begin to populate the arena on a thread of its own, unless it is short or the user wants no such thing."""
-    population = Population(arena, runtime.io_sleep)
-    if host.populate and arena.num_slots * arena.slot_bytes >= POPULATED_FROM_BYTES:
-        try:
-            runtime.spawn("tierkv-populate", population)
-        except RuntimeError:  # no thread available: the first writes are slower, nothing else
-            population.stop()
-    return population
 
 
 def _open_side_by_side(
