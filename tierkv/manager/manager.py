@@ -70,7 +70,7 @@ class OffloadManager:
         self._freeing = self.budget.share()
         self._touches = Touches(host, self.tiers, self.present_prefix, self.budget.share())
         self._tier_io = TierIO(self.step, host, self.tiers, group_bytes, self._events, counters)
-        self._retention = self._tier_io.retention
+        self.retention = self._tier_io.retention
         self._admissions = self._tier_io.admissions
         self._in_flight = self._tier_io.in_flight
         self._request_feed = RequestFeed(self.policies, counters)
@@ -127,7 +127,7 @@ class OffloadManager:
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """Number of leading ``keys[start:stop]`` that are readable in the host tier and allowed by the hints."""
         count = len(self._host.slots.ready_prefix(tuple(keys[start:stop])))
-        if ctx is not None and (ctx.hints.load_tiers is not None or self._retention.lifetimes):
+        if ctx is not None and (ctx.hints.load_tiers is not None or self.retention.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start
@@ -151,7 +151,7 @@ class OffloadManager:
     def _present_in(self, keys: Sequence[Key], ctx: RequestContext) -> int:
         """Number of leading ``keys`` that are present."""
         allowed = ctx.hints.load_tiers
-        wanted = self._retention.unexpired_prefix(keys, self.step.now)
+        wanted = self.retention.unexpired_prefix(keys, self.step.now)
         table = self._host.slots
         slots = table.find_all(wanted)
         below = [
@@ -173,7 +173,7 @@ class OffloadManager:
         Returns:
             HIT or MISS; PENDING while I/O fills its slot; RETRY if a shared tier has to be probed, which is queued.
         """
-        if self._retention.has_ever_expiring and self._retention.is_expired(key, self.step.now):
+        if self.retention.has_ever_expiring and self.retention.is_expired(key, self.step.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.slots.is_readable(key)
@@ -271,9 +271,9 @@ class OffloadManager:
         slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
         if present:
             self._tier_io.used(present, ctx.hints)
-        if ctx.hints.has_retention or self._retention.any:
+        if ctx.hints.has_retention or self.retention.any:
             below = self._tier_io.source_of
-            self._retention.stored(wanted, ctx.hints, self.step.now, lambda key: below(key) is not None)
+            self.retention.stored(wanted, ctx.hints, self.step.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -377,7 +377,7 @@ class OffloadManager:
             self.step.version += 1
         self.passages.release_all()
         self._admissions.reset()
-        self._retention.forget_one_shots()
+        self.retention.forget_one_shots()
         self._events.cleared(HOST)
 
     @property

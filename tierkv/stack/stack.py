@@ -10,7 +10,9 @@ from typing import Self
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
+from tierkv.manager.moves.forgetting import Forgetting
 from tierkv.metrics.stack_stats import StackStats
+from tierkv.scheduler.requests.record import keys_of
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.core import StackCore
 from tierkv.stack.journal import StepJournal
@@ -93,6 +95,7 @@ class Stack:
         self._rank_reports = rank_reports
         self._counters = wiring.counters
         self._watch = core.watch
+        self._forgetting = Forgetting(wiring.manager.tiers, wiring.manager.retention, wiring.manager.step)
         self._stats = stats
         self._journal = journal
         self._is_recorded = journal.is_kept
@@ -274,6 +277,27 @@ class Stack:
         self._journal.reset_began()
         self._scheduler.reset_cache(scope)
         self._core.cache_was_reset(scope)
+
+    def forget(self, request: Request) -> int:
+        """Remove the chunks of a request's tokens from every tier, between steps; also those that others share with it.
+
+        None of them is found from now on. Later steps delete them; :attr:`num_forgetting` counts those that are left.
+        A crash before that, or a shared tier that fails meanwhile, keeps them.
+
+        Returns:
+            The number of chunks that the tokens have, stored or not.
+
+        Raises:
+            EngineProtocolError: a tier is read-only. Nothing has changed.
+        """
+        keys = keys_of(request, self.geometry)
+        self._forgetting.forget(keys)
+        return len(keys)
+
+    @property
+    def num_forgetting(self) -> int:
+        """Number of chunks of :meth:`forget` that a tier may still hold."""
+        return self._forgetting.num_pending
 
     def has_pending_work(self) -> bool:
         """Whether the engine should keep stepping: transfers, reports, events or changes of tiers are pending."""

@@ -259,7 +259,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     assert not core.manager.take_ops()
     assert not core.ready()
     assert not len(core.lower[0].residency)
-    assert not core.manager._retention.any, "nothing is remembered of deleted chunks"
+    assert not core.manager.retention.any, "nothing is remembered of deleted chunks"
     core.scheduler.validate()
 
 

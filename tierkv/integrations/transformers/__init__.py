@@ -9,6 +9,8 @@
 - :mod:`~.engine`: a small engine over a stack. Its requests load prefixes into pages, or store filled pages.
 - :mod:`~.pages`: KV in host memory in the form that a worker copies.
 - :mod:`~.restored`: cache objects of transformers that prompts are restored into.
+- :mod:`~.defaults`: the stack of a plain folder, and the name of a model.
+- :mod:`~.results`: reports on prompts, sums over all calls, and progress.
 - :mod:`~.layers`, :mod:`~.identity`: shape of a model's KV cache, and the hashes that identify a prompt under a model.
 
 Flow of ``generate``: hash the prompt, load the longest prefix into pages, restore it into a cache, compute the rest in
@@ -30,15 +32,19 @@ from tierkv.integrations.first_use import load
 if TYPE_CHECKING:
     from tierkv.integrations.transformers.cache import TieredPrefixCache as TieredPrefixCache
     from tierkv.integrations.transformers.restored import PrefixCache as PrefixCache
+    from tierkv.integrations.transformers.results import CacheStats as CacheStats
     from tierkv.integrations.transformers.results import Prefix as Prefix
     from tierkv.integrations.transformers.results import PromptReport as PromptReport
+    from tierkv.integrations.transformers.results import TierUse as TierUse
 
-__all__ = ["Prefix", "PrefixCache", "PromptReport", "TieredPrefixCache"]
+__all__ = ["CacheStats", "Prefix", "PrefixCache", "PromptReport", "TierUse", "TieredPrefixCache"]
 
 _MODULES = {
+    "CacheStats": "results",
     "Prefix": "results",
     "PrefixCache": "restored",
     "PromptReport": "results",
+    "TierUse": "results",
     "TieredPrefixCache": "cache",
 }
 

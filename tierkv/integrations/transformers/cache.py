@@ -14,14 +14,15 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from tierkv.config import StackConfig, load_config, parse_config
+from tierkv.config import StackConfig
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.transformers.batches import Inputs, batch_of, check_arguments, expansion, rows_with_answers
+from tierkv.integrations.transformers.defaults import model_name, stack_config
 from tierkv.integrations.transformers.engine import FLUSH_TIMEOUT_S, StackEngine
 from tierkv.integrations.transformers.identity import Identity, PromptOptions, prompt_tokens_max
 from tierkv.integrations.transformers.layers import Model, ModelCache, check_evaluates, kv_shape
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
-from tierkv.integrations.transformers.results import Prefix, PromptReport
+from tierkv.integrations.transformers.results import CacheStats, Prefix, Progress, PromptReport, PromptSums, reporting
 from tierkv.integrations.transformers.work import PromptWork
 from tierkv.metrics.serving import MetricsServer, serve_metrics
 from tierkv.stack.opening import open_stack
@@ -31,13 +32,6 @@ from tierkv.types.geometry import cdiv
 
 BLOCK_TOKENS = 64
 PIECE_TOKENS = 1024
-DEFAULT_STACK: Mapping[str, Any] = {
-    "host": {"capacity": "1GiB"},
-    "tiers": ({"backend": "disk", "capacity": "64GiB"},),
-}
-"""Description of the stack where the user gives only a folder."""
-
-_FILES = (".toml", ".yaml", ".yml", ".json")
 _LAYER_CLASSES = (DynamicLayer, DynamicSlidingWindowLayer, RecordingSlidingLayer)
 
 
@@ -51,16 +45,17 @@ class TieredPrefixCache:
     Args:
         model: model of transformers in evaluation mode, with a language head; may be wrapped by PEFT.
         stack: path of a stack description (TOML, YAML or JSON), the description as a mapping, or a folder for a stack
-            of 1 GiB of memory over 64 GiB of disk.
+            of up to 8 GiB of disk below 64 to 512 MiB of memory, by the size of a chunk.
         block_tokens: tokens per block. The stack's ``[chunk]`` joins several blocks. Prefixes are found in whole
             chunks.
         piece_tokens: prompts are computed in pieces that end at multiples of this, or of the chunk if that is larger.
-        name: name of the model in the namespace. Default: the name that it was loaded under.
+        name: name of the model in the namespace. Default: its name on the hub, the last part of its path, or its class
+            and size.
 
     Raises:
         ConfigError: the model is not supported, or the description is wrong.
         PluginError: a plugin that the stack names is missing or broken.
-        BackendError: a tier cannot be opened.
+        BackendError: a tier cannot be opened. A folder belongs to one cache of a model at a time.
     """
 
     def __init__(
@@ -75,9 +70,9 @@ class TieredPrefixCache:
         for key, value in (("block_tokens", block_tokens), ("piece_tokens", piece_tokens)):
             if value < 1:
                 raise ConfigError(f"{key} = {value}: give 1 or more")
-        config = _stack_config(stack)
         self._model = model
         self._shape = kv_shape(model)
+        config = stack_config(stack, self._shape, block_tokens)
         self._block_tokens = block_tokens
         opened = open_stack(config, self._engine_spec(name))
         self._engine = StackEngine(opened, config, block_tokens)
@@ -86,13 +81,14 @@ class TieredPrefixCache:
         self._work = PromptWork(model, self._shape, self._engine, Identity(model), piece_tokens, tokens_max)
         self._lock = threading.Lock()
         self._close_at_end = weakref.finalize(self, opened.close)
+        self._sums = PromptSums()
         self.last_prompts: tuple[PromptReport, ...] = ()
         """Reports of the most recent call, one per prompt."""
 
     def _engine_spec(self, name: str | None) -> EngineSpec:
         config = self._model.config
         return EngineSpec(
-            model=name or getattr(config, "_name_or_path", "") or type(self._model).__name__,
+            model=name or model_name(self._model),
             revision=getattr(config, "_commit_hash", None) or "",
             dtype=str(self._shape.dtype).removeprefix("torch."),
             layout="transformers",
@@ -146,7 +142,7 @@ class TieredPrefixCache:
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
             caches, columns = self._work.load_rows(batch, prompts, reports)
             past = self._work.joined(caches, batch.pads, columns)
-            self.last_prompts = reports
+            self._note(reports)
             return Prefix(past, columns, reports)
 
     def prefill(
@@ -156,19 +152,27 @@ class TieredPrefixCache:
         *,
         cache_salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
+        progress: Progress | bool | None = None,
     ) -> Prefix:
         """Load the prefixes of prompts, compute the rest, store it, and wait until the tiers have written it.
 
-        For documents at the start of many prompts. Arguments and errors are those of :meth:`load`. The result covers
-        all columns.
+        For documents at the start of many prompts. Errors are those of :meth:`load`. The result covers all columns.
+
+        Args:
+            input_ids: as in :meth:`load`.
+            attention_mask: as in :meth:`load`.
+            cache_salt: as in :meth:`load`.
+            hints: as in :meth:`load`.
+            progress: called with the numbers of tokens done and of all, after each piece. True: a bar, also where the
+                output is no terminal. False: none. Default: a bar on a terminal, from the second second on.
         """
         with self._exclusive():
             batch = batch_of(self._model, input_ids, attention_mask)
-            past, reports = self._work.prefilled(
-                batch, self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints)), 0
-            )
+            prompts = self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints))
+            with reporting(progress=progress, tokens=sum(map(len, batch.rows))) as report:
+                past, reports = self._work.prefilled(batch, prompts, 0, report)
             self._engine.flush()
-            self.last_prompts = reports
+            self._note(reports)
             return Prefix(past, past.get_seq_length(), reports)
 
     def generate(
@@ -207,7 +211,7 @@ class TieredPrefixCache:
             past, reports = self._work.prefilled(
                 batch, self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints)), 1
             )
-            self.last_prompts = reports
+            self._note(reports)
             rows_each = expansion(self._model, arguments)
             if rows_each > 1 and past.get_seq_length():
                 past.batch_repeat_interleave(rows_each)
@@ -251,8 +255,53 @@ class TieredPrefixCache:
             _check_cache(past_key_values, len(self._shape.layers), len(batch.rows))
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
             self._work.store_batch(batch.rows, batch.pads, past_key_values, PromptOptions(cache_salt, hints), reports)
-            self.last_prompts = reports
+            self._note(reports)
             return reports
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> CacheStats:
+        """Return sums of all calls so far, and the content of each tier. Any thread."""
+        return self._sums.stats(self.stack)
+
+    def forget(
+        self,
+        input_ids: Inputs,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        cache_salt: str | None = None,
+        timeout_s: float = FLUSH_TIMEOUT_S,
+    ) -> bool:
+        """Remove prompts from every tier, with each beginning that other prompts share with them.
+
+        They are not loaded any more, whatever is returned. Computing them stores them again.
+
+        Args:
+            input_ids: as in :meth:`load`.
+            attention_mask: as in :meth:`load`.
+            cache_salt: salt that they were stored with.
+            timeout_s: longest wait for the tiers.
+
+        Returns:
+            Whether all tiers have deleted them. False: a tier is slow, or out of service.
+
+        Raises:
+            EngineProtocolError: a tier is read-only, the cache is closed, or another thread is using it.
+        """
+        with self._exclusive():
+            batch = batch_of(self._model, input_ids, attention_mask)
+            return self._engine.forget(self._work.prompts_of(batch.rows, PromptOptions(cache_salt)), timeout_s)
+
+    def clear(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Remove all prompts of this model from every tier. Returns False if some are not deleted in time.
+
+        Raises:
+            EngineProtocolError: a tier is shared or read-only, the cache is closed, or another thread is using it.
+        """
+        with self._exclusive():
+            self._engine.drain()
+            self.stack.reset_cache("all")
+            return self._engine.flush(timeout_s)
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until lower tiers have written all stored chunks. Return False if some are not written in time."""
@@ -280,6 +329,11 @@ class TieredPrefixCache:
         self.close()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
+
+    def _note(self, reports: tuple[PromptReport, ...]) -> None:
+        """Keep the reports of a call: it may still fill them."""
+        self._sums.begin(reports)
+        self.last_prompts = reports
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -312,15 +366,3 @@ def _check_cache(cache: ModelCache, num_layers: int, num_rows: int) -> None:
     rows = {layer.keys.shape[0] for layer in cache.layers if layer.keys is not None and layer.keys.numel()}
     if rows - {num_rows}:
         raise ValueError(f"past_key_values has {sorted(rows)} rows and input_ids {num_rows}: one for each is needed")
-
-
-def _stack_config(stack: StackConfig | Mapping[str, Any] | str | Path) -> StackConfig:
-    if isinstance(stack, StackConfig):
-        return stack
-    if isinstance(stack, Mapping):
-        return parse_config(stack)
-    path = Path(stack)
-    if path.suffix.lower() in _FILES:
-        return load_config(path)
-    (disk,) = DEFAULT_STACK["tiers"]
-    return parse_config({**DEFAULT_STACK, "tiers": [{**disk, "path": str(path)}]})

@@ -7,7 +7,7 @@ does by itself. A failing tier shortens a load.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -289,6 +289,22 @@ class StackEngine:
         self.stack.request_finished(request, [])
         self.drain()
         self._pace(blocks)
+
+    # -- removal -----------------------------------------------------------------------------------------------------
+
+    def forget(self, prompts: Sequence[Prompt], timeout_s: float) -> bool:
+        """Remove prompts from every tier (:meth:`tierkv.Stack.forget`). Returns whether they are gone in time."""
+        self.drain()
+        for prompt in prompts:
+            request = PrefixRequest(f"prefix-{next(self._ids)}", prompt, len(prompt.tokens), len(prompt.tokens))
+            self.stack.forget(request)
+        give_up_s = self.clock() + timeout_s
+        while self.stack.num_forgetting:
+            if self.clock() > give_up_s:
+                return False
+            self._step()
+            self.sleep(_POLL_S)
+        return True
 
     # -- lower tiers -------------------------------------------------------------------------------------------------
 

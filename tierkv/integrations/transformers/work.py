@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,9 +51,12 @@ class PromptWork:
     # -- loading and computing ---------------------------------------------------------------------------------------
 
     def prefilled(
-        self, batch: Batch, prompts: Sequence[Prompt], left_out: int
+        self, batch: Batch, prompts: Sequence[Prompt], left_out: int, advanced: Callable[[int], object] = lambda _: None
     ) -> tuple[PrefixCache, tuple[PromptReport, ...]]:
-        """Load and compute KV of all but the last ``left_out`` tokens of each row."""
+        """Load and compute KV of all but the last ``left_out`` tokens of each row.
+
+        advanced: called with the number of tokens that were loaded, or computed in one piece.
+        """
         reports = tuple(PromptReport(len(row)) for row in batch.rows)
         if not self._can_be_cached(batch.columns):  # long texts must not be computed in pieces
             return self._empty(batch.pads), reports
@@ -61,7 +64,8 @@ class PromptWork:
         for prompt, report in zip(prompts, reports, strict=True):
             tokens = len(prompt.tokens) - left_out
             cache = self._restored(prompt, tokens, report)
-            self._compute(prompt, tokens, cache, report)
+            advanced(cache.get_seq_length())
+            self._compute(prompt, tokens, cache, report, advanced)
             caches.append(cache)
         return self.joined(caches, batch.pads, batch.columns - left_out), reports
 
@@ -122,7 +126,14 @@ class PromptWork:
             self._note_stored(cache, 0, prompt, cdiv(tokens, self.engine.chunk_tokens) * self.engine.chunk_tokens)
         return cache
 
-    def _compute(self, prompt: Prompt, tokens: int, cache: PrefixCache, report: PromptReport) -> None:
+    def _compute(
+        self,
+        prompt: Prompt,
+        tokens: int,
+        cache: PrefixCache,
+        report: PromptReport,
+        advanced: Callable[[int], object],
+    ) -> None:
         """Run the model up to ``tokens`` tokens, piece by piece, and store each piece while the next one runs."""
         piece_blocks = self.piece_tokens // self.engine.block_tokens
         pages: Pages | None = None
@@ -147,6 +158,7 @@ class PromptWork:
                 self._note_stored(cache, 0, prompt, span.stop)
                 report.offered_tokens += len(span)
                 number += 1
+            advanced(end - position)
             position = end
         self.engine.drain()
 

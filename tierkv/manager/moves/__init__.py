@@ -6,6 +6,7 @@ chunks when the host tier is about to evict them (write-back). Up: *promotions* 
 
 Rules that restrict moves: a *dirty pin* keeps a chunk that waits for a write from eviction, under a bound. The *write
 mask* of a slot lists the tiers that its chunk may not be written to. *Retention* has lifetimes and one-shot chunks.
+*Forgetting* lets given chunks expire at once.
 
 Flow per step: :class:`~tierkv.manager.moves.tier_io.TierIO` collects what is due into instructions, and
 :class:`~tierkv.manager.moves.in_flight.InFlightOps` keeps each until dispatch reports its end. An instruction past its

@@ -77,6 +77,13 @@ class Retention:
             else:
                 self._expiries_s[row] = max(self._expiries_s[row], now + hints.ttl_s)
 
+    def end_now(self, keys: Iterable[Key], now: float) -> None:
+        """Let chunks expire now, whatever their lifetimes were."""
+        for key in keys:
+            self._set_expiry(key, now)
+            if len(self.lifetimes) > LIFETIMES_MAX:
+                self.lifetimes.pop()
+
     def _set_expiry(self, key: Key, expiry_s: float) -> None:
         self.has_ever_expiring = True
         row = self.lifetimes.put(key)

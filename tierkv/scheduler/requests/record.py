@@ -256,6 +256,13 @@ class RequestRecord:
         return self.streaming or self.load_job is not None
 
 
+def keys_of(request: Request, geometry: Geometry) -> list[Key]:
+    """Keys of all whole chunks of a request, in all groups."""
+    record = RequestRecord(request, geometry)
+    record.extend_keys(geometry)
+    return [key for group in record.groups for key in group.keys]
+
+
 def scope_of(request: Request) -> bytes:
     """Scope of the request's keys: its salt, and its adapter with its content, if the engine provides them."""
     salt, adapter = getattr(request, "cache_salt", None), getattr(request, "lora_name", None)

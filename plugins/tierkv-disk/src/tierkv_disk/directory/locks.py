@@ -40,9 +40,11 @@ class NamespaceLock:
         except BlockingIOError:
             owner = _owner(self._fd)
             os.close(self._fd)
+            is_own = owner == str(os.getpid())
+            holder = "this process: close the other stack" if is_own else f"process {owner}: stop it"
             raise BackendUnavailableError(
-                f"{directory} is in use by process {owner}: stop it, or give this one another `path` "
-                "(one process at a time owns a namespace of a disk tier)"
+                f"{directory} is in use by {holder}, or give this one another `path` "
+                "(one stack at a time owns a namespace of a disk tier)"
             ) from None
         except OSError:
             os.close(self._fd)
