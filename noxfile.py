@@ -56,7 +56,7 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 def tests(session: nox.Session) -> None:
     """Every test of the core and of all plugins, torch included, but for the kit's (-- PYTEST ARGUMENTS)."""
     install(session, "torch")
-    core = everything("torch", "testing", "encryption", "transformers")
+    core = everything("torch", "testing", "encryption", "otel", "transformers")
     install(session, *core, *GROUPS["tests"], *GROUPS["adapters"])
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
@@ -67,7 +67,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 def pythons(session: nox.Session) -> None:
     """Every test that needs no torch, on each Python that is installed (-- PYTEST ARGUMENTS)."""
-    install(session, *everything("testing", "encryption"), *GROUPS["tests"])
+    install(session, *everything("testing", "encryption", "otel"), *GROUPS["tests"])
     pytest(session)
 
 
@@ -242,11 +242,15 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def board(session: nox.Session) -> None:
-    """The board and the alerts in Debian's Prometheus, fetched, over a stack that fails and heals; three minutes."""
+    """The board and the alerts in Debian's Prometheus, over a stack that fails and heals; 3 minutes (-- --picture)."""
     install(session, "torch")
     install(session, *everything("torch", "testing"), *GROUPS["tests"])
-    command = ["python", "-I", "-m", "pytest", "--timeout", "900", "tests/board", *session.posargs]
+    command = ["python", "-I", "-m", "pytest", "--timeout", "900", "tests/board"]
+    answers = Path(session.create_tmp()) / "board.json"
+    session.env["TIERKV_BOARD_RESULTS"] = str(answers)
     session.run("python", "tests/board/prometheus.py", str(Path(session.cache_dir) / "prometheus"), *command)
+    if "--picture" in session.posargs:
+        session.run("python", "docs/_generate/board_picture.py", str(answers))
 
 
 @nox.session

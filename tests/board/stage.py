@@ -93,6 +93,8 @@ class Stage:
     ports: tuple[int, int]
     rng: random.Random
     turns: int = 0
+    seeds: list[int] = field(default_factory=list)
+    """Seeds of the prompts so far."""
     latest: list[list[int]] = field(default_factory=list)
     """The prompt that was served last."""
     hand_chunks: int = 4
@@ -103,8 +105,9 @@ class Stage:
     def turn(self) -> None:
         """Serve one prompt: an earlier one in most cases."""
         self.turns += 1
-        seed = self.turns if self.rng.random() < 0.3 else max(1, self.turns - self.rng.randrange(40))
-        self.latest = prompts_of(1000 + seed, 1, shared=16)
+        if not self.seeds or self.rng.random() < 0.3:
+            self.seeds.append(1000 + self.turns)
+        self.latest = prompts_of(self.rng.choice(self.seeds[-16:]), 1, shared=16)
         serve(self.stack, self.latest)
 
     def step_hand(self) -> None:

@@ -343,7 +343,7 @@ class EventsConfig(_Model):
 
 
 class RecordConfig(_Model):
-    """Record of the stack's decisions, for `tierkv explain`. Off, without cost, unless `path` is given."""
+    """Record of the stack's decisions, for `tierkv explain`, and spans. Off, without cost, unless they are given."""
 
     path: Name | None = Field(
         default=None,
@@ -354,6 +354,11 @@ class RecordConfig(_Model):
     )
     keep: Annotated[int, Field(ge=0, le=100)] = Field(
         default=1, description="Number of older files that are kept, as `path.1`, `path.2` and so on."
+    )
+    spans: Name | None = Field(
+        default=None,
+        description="Where spans of OpenTelemetry go: `program`, the tracer provider of the program, or the URL of a "
+        "collector. Needs `tierkv[otel]`. Default: none.",
     )
 
 

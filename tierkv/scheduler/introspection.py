@@ -47,6 +47,11 @@ class SchedulerView:
         """Reason for answering the latest lookup of a request with ``tokens``."""
         return explain_answer(self._records[request_id], self._manager, tokens)
 
+    def trace_headers(self, request_id: str) -> Mapping[str, str]:
+        """Headers of a request that name the trace it is part of; empty if the engine provides none."""
+        record = self._records.get(request_id)
+        return getattr(record and record.request, "trace_headers", None) or {}
+
     def has_job(self, job_id: int) -> bool:
         """Whether the transfer is in flight."""
         return job_id in self._jobs.live_ids()

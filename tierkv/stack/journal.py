@@ -96,3 +96,67 @@ class NoJournal:
 
     def close(self, timeout_s: float) -> None:
         """Do nothing."""
+
+
+class BothJournals:
+    """Two journals as one :class:`StepJournal`."""
+
+    is_kept = True
+
+    def __init__(self, first: StepJournal, second: StepJournal) -> None:
+        self._both = first, second
+
+    def step_began(self) -> None:
+        """Pass it on, as all methods."""
+        for journal in self._both:
+            journal.step_began()
+
+    def completion(self, completion: TierReport) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.completion(completion)
+
+    def op_began(self, op: TierOp) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.op_began(op)
+
+    def chunks(self, events: Sequence[CacheEvent]) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.chunks(events)
+
+    def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.answered(request_id, local_tokens, tokens, expired=expired)
+
+    def jobs_began(self, meta: ConnectorMeta) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.jobs_began(meta)
+
+    def jobs_ended(self, output: WorkerOutput) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.jobs_ended(output)
+
+    def finished(self, request_id: str, account: RequestAccount | None) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.finished(request_id, account)
+
+    def reset_began(self) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.reset_began()
+
+    def hand_over(self) -> None:
+        """Pass it on."""
+        for journal in self._both:
+            journal.hand_over()
+
+    def close(self, timeout_s: float) -> None:
+        """Close both within ``timeout_s`` each."""
+        for journal in self._both:
+            journal.close(timeout_s)

@@ -33,7 +33,7 @@ from tierkv.scheduler.staged.staged_jobs import StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.scheduler.store.lazy import check_lazy
 from tierkv.scheduler.wiring import wire_core, wire_manager
-from tierkv.stack.journal import NoJournal
+from tierkv.stack.journal import BothJournals, NoJournal, StepJournal
 from tierkv.stack.stack import Stack
 from tierkv.stack.staged import StagedStack
 from tierkv.stack.wiring import (
@@ -105,10 +105,11 @@ def open_stack(
         if tokens is not None:
             undo.callback(_take_up_tokens(plan, opened, wiring.events, block_events, tokens).close, 1.0)
         rank_reports = None if len(wiring.workers) == 1 else RankReports(opened.arena, plan.sealer, plan.geometry)
-        journal = _journal(plan, core.scheduler, wiring.changes.names)
+        recorder = _recorder(plan, core.scheduler, wiring.changes.names)
+        journal = _with_spans(plan, core.scheduler, wiring.changes.names, recorder)
         stack = Stack(wiring, core.scheduler, rank_reports, journal, plan.runtime.clock, plan.runtime.engine_sleep)
-        if isinstance(journal, Recorder):
-            journal.watch(stack)
+        if recorder is not None:
+            recorder.watch(stack)
         undo.pop_all()
     return stack
 
@@ -275,11 +276,33 @@ def _scheduler_limits(plan: StackPlan) -> SchedulerLimits:
     )
 
 
-def _journal(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str]) -> NoJournal | Recorder:
-    """Return the journal that the description asks for; its recorder observes the scheduler's requests."""
+def _with_spans(
+    plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str], recorder: Recorder | None
+) -> StepJournal:
+    """Return the journal of a stack: its recorder, spans, both or neither.
+
+    Raises:
+        ConfigError: spans are asked for, and OpenTelemetry is not installed.
+    """
+    if (where := plan.config.record.spans) is None:
+        return NoJournal() if recorder is None else recorder
+    try:
+        from tierkv.recording.exporting import open_tracer  # noqa: PLC0415 - an extra, only if it is asked for
+        from tierkv.recording.spans import SpanJournal  # noqa: PLC0415 - (the same)
+    except ImportError as error:
+        raise ConfigError(
+            f'record.spans = "{where}": {error}; install the extra tierkv[otel], or leave the key out'
+        ) from error
+    tracer, shut_down = open_tracer(where)
+    spans = SpanJournal(tracer, scheduler.view, tier_names, shut_down)
+    return spans if recorder is None else BothJournals(recorder, spans)
+
+
+def _recorder(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str]) -> Recorder | None:
+    """Return the recorder that the description asks for; it observes the scheduler's requests."""
     record, runtime = plan.config.record, plan.runtime
     if record.path is None:
-        return NoJournal()
+        return None
     head = {
         "is": "record", "step": 0, "t": 0, "version": 1, "model": plan.namespace.model, "pid": os.getpid(),
         "opened": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "tiers": ["host", *tier_names],
@@ -315,6 +338,7 @@ def _check_staged(config: StackConfig) -> None:
         "store.plan": config.store.plan != plain.plan,
         "store.policy": config.store.policy != plain.policy,
         "record.path": config.record.path is not None,
+        "record.spans": config.record.spans is not None,
         "events.self_describing": config.events.self_describing,
     }
     for key, is_wrong in wrong.items():

@@ -1,0 +1,48 @@
+"""Export of spans: the tracer that a description asks for, and the end of its exporter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from tierkv._version import __version__
+from tierkv.dispatch.spawn import OneShot, Spawn, start_thread, wait_until
+from tierkv.errors import ConfigError
+
+PROGRAM = "program"
+"""Value that selects the tracer provider which the program has set."""
+EXPORT_TIMEOUT_S = 5.0
+
+
+def open_tracer(where: str, spawn: Spawn = start_thread) -> tuple[trace.Tracer, Callable[[float], None]]:
+    """Return a tracer, and a function that exports what is pending within some seconds.
+
+    Args:
+        where: ``"program"``, or the URL of a collector that takes OTLP over HTTP.
+        spawn: starts the thread that ends the exporter.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if where == PROGRAM:
+        return trace.get_tracer("tierkv", __version__), lambda _timeout_s: None
+    if not where.startswith(("http://", "https://")):
+        raise ConfigError(
+            f'record.spans = "{where}": give "{PROGRAM}", or the URL of a collector for OTLP over HTTP, such as '
+            '"http://127.0.0.1:4318/v1/traces"'
+        )
+    resource = Resource({SERVICE_NAME: "tierkv"}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=where, timeout=EXPORT_TIMEOUT_S)))
+
+    def shut_down(timeout_s: float) -> None:
+        handle = spawn("tierkv-spans", OneShot(provider.shutdown))
+        wait_until(lambda: not handle.is_alive(), timeout_s, time.monotonic, time.sleep)
+
+    return provider.get_tracer("tierkv", __version__), shut_down
