@@ -32,7 +32,8 @@ logging.getLogger("tierkv").setLevel(logging.INFO)
 ```
 
 Plugins log under the names of their own packages (`tierkv_disk`, `tierkv_lmdb`, `tierkv_fsspec`): what they
-found at start, and what they dropped. An engine's adapter logs as `tierkv.integrations`.
+found at start, and what they dropped. These lines have the fields `event=plugin_note` and `tier`, and no limit but the
+plugin's own. An engine's adapter logs as `tierkv.integrations`.
 """
 
 HEADS = {

@@ -9,6 +9,7 @@ A plugin imports this package, ``tierkv.types``, ``tierkv.errors`` and ``tierkv.
 - :mod:`~tierkv.abc.policy`: an *eviction policy* orders the chunks of one tier. Abilities are separate protocols.
 - :mod:`~tierkv.abc.places`: directories and files that no other user can read or change, for backends with files. It
   uses the file system, so it is not imported here.
+- :mod:`~tierkv.abc.logs`: a logger for plugins, whose lines have the event and the tier as fields. Not imported here.
 - :mod:`~tierkv.abc.observation`: the ability of a policy to receive whole requests.
 - :mod:`~tierkv.abc.plugin`: the values that a plugin's hooks return, each with a name and an ``open`` function.
 

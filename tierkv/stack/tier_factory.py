@@ -22,6 +22,7 @@ from tierkv.abc import (
     PolicyPlugin,
     SupportsRoomLimit,
 )
+from tierkv.abc.logs import lines_of_tier
 from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
 from tierkv.config.schema import HostConfig, TierConfig
@@ -111,13 +112,14 @@ class TierFactory:
             config.capacity,
             partial(recognise_frame, self._sealer.namespace, capabilities.alignment),
         )
-        backend = open_value(
-            f"backend {tier.backend.name!r}",
-            self._registry.backends[tier.backend.name].origin,
-            partial(tier.backend.open, context, tier.options),
-            tier=config.name,
-            error=BackendError,
-        )
+        with lines_of_tier(config.name):
+            backend = open_value(
+                f"backend {tier.backend.name!r}",
+                self._registry.backends[tier.backend.name].origin,
+                partial(tier.backend.open, context, tier.options),
+                tier=config.name,
+                error=BackendError,
+            )
         try:
             return Tier(
                 config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,

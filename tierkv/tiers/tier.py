@@ -32,6 +32,7 @@ from tierkv.abc.backend import (
 )
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
+from tierkv.abc.logs import lines_of_tier
 from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC
 from tierkv.frames.sealer import FrameSealer
@@ -175,7 +176,8 @@ class Tier:
             return await do[verb](some, refs)
 
         batch = self._keys_per_call.get(verb, self.capabilities.preferred_batch)
-        return await self._retrier.run(attempt, len(keys), batch, deadline_s, outcomes)
+        with lines_of_tier(self.name):
+            return await self._retrier.run(attempt, len(keys), batch, deadline_s, outcomes)
 
     def close(self) -> None:
         """Close a blocking backend.
@@ -191,7 +193,8 @@ class Tier:
         Raises:
             Exception: any error of the backend.
         """
-        await self._verbs.close()
+        with lines_of_tier(self.name):
+            await self._verbs.close()
 
     def scan_entries(self) -> tuple[list[tuple[Key, int]], Sequence[int]]:
         """List the stored keys with the bytes of their frames, in the order in which they are to be evicted.
@@ -204,7 +207,8 @@ class Tier:
             BackendError: an entry is invalid.
             Exception: any error of the backend.
         """
-        return checked_entries(cast("SupportsScan", self.backend).scan(), self.name)
+        with lines_of_tier(self.name):
+            return checked_entries(cast("SupportsScan", self.backend).scan(), self.name)
 
     async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
         if self._read_buffers is not None:

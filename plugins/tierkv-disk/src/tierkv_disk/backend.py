@@ -9,7 +9,6 @@ table and quarantine for a few instructions. They nest in this order, and none i
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +16,7 @@ from functools import partial
 from itertools import chain, starmap
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_disk.extents import PAGE_BYTES, RANK_BITS, RANK_MASK, SIZE_MASK, Run, pages_for, rows_of, segment_of
@@ -39,7 +39,7 @@ from tierkv_disk.space.table import StoredFrame
 
 GROWTH_RETRY_S = 1.0
 """Interval between attempts to grow at a limit: each attempt sums up the sizes of all files of the directory."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 class DiskBackend:

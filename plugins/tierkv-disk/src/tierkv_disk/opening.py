@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import ExitStack
 from pathlib import Path
 
 from tierkv.abc import BackendContext
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.directory import layout
@@ -25,7 +25,7 @@ from tierkv_disk.segments.segment_files import SegmentFiles, SegmentLimits
 
 FRAME_BYTES_LIMIT = 2**32
 """Exclusive bound of a frame's length: the log stores it in four bytes."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tierkv.abc import ProbeResult, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.presence_hints import AbsentNames, ListedNames
 from tierkv_fsspec.stores.store import Store, TooLongError
 
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 DIGEST_BYTES = 16
 A = TypeVar("A")

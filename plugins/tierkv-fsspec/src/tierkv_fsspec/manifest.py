@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_fsspec.failures import clear_tracebacks
@@ -16,7 +16,7 @@ from tierkv_fsspec.stores.store import Store, TooLongError
 MANIFEST = "namespace.json"
 FORMAT = "tierkv-fsspec"
 VERSION = 1
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 
 def claim_namespace(store: Store, namespace: Namespace, url: str, now: datetime) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import re
 import time
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.abc.places import make_private_directory, read_short_file, set_aside
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
@@ -39,7 +39,7 @@ LOCK_TRIES_S = (0.05, 0.1, 0.2)
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 
 @dataclass(slots=True)

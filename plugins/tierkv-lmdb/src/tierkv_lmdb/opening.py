@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from tierkv.abc import BackendContext
+from tierkv.abc.logs import plugin_logger
 from tierkv.abc.places import make_private_directory
 from tierkv.errors import BackendError, NamespaceMismatchError, TierKVError
 from tierkv_lmdb.backend import LmdbBackend
@@ -24,7 +24,7 @@ from tierkv_lmdb.failures import Failures, unusable_path
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 from tierkv_lmdb.reader import LmdbReader
 
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 
 def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
 import stat
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tierkv.abc import places
+from tierkv.abc.logs import plugin_logger
 
 TEMPORARY_PREFIX = ".tierkv-disk."
 TEMPORARY_SUFFIX = ".tmp"
@@ -24,7 +24,7 @@ _TEMPORARY = re.compile(
 """Names of :func:`temporary_name`, and of the file that a check of O_DIRECT creates for a moment."""
 DOCUMENT_BYTES_MAX = 1 << 20
 """Longest small document that is read."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 class NotOurFileError(OSError):

@@ -8,7 +8,6 @@ process has open may be removed, least recently used first; an open namespace is
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendUnavailableError
 from tierkv_disk.directory.files import NotOurFileError, open_file, temporary_name
 from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
@@ -26,7 +26,7 @@ DIRECTORY_LOCK_NAME = "directory.lock"
 LOCK_WAIT_S = 10.0
 _POLL_S = 0.005
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 @dataclass(frozen=True, slots=True)

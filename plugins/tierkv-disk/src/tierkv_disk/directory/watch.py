@@ -6,17 +6,17 @@ finds. The lock file is looked for, at a bounded rate, because it is created onc
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendUnavailableError
 
 CHECK_S = 1.0
 """Seconds between two looks."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 class DirectoryWatch:

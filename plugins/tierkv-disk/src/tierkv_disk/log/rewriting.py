@@ -7,15 +7,15 @@ log. The table in memory holds only records that were forced before, so a new lo
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable
 
+from tierkv.abc.logs import plugin_logger
 from tierkv_disk.log.index_log import IndexLog
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
 """Bounds of the pause between two attempts, in seconds. Writes are refused meanwhile, at no cost."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 class LogRewriter:

@@ -5,7 +5,6 @@ An undamaged log is sufficient. If it is missing or damaged, the pages that it d
 
 from __future__ import annotations
 
-import logging
 import os
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.types.keys import Key
 from tierkv_disk.directory.files import NotOurFileError, open_file, set_aside
 from tierkv_disk.directory.layout import LOG_NAME
@@ -53,7 +53,7 @@ from tierkv_disk.space.table import SCATTERED, Table
 
 COMPACT_RECORDS_MIN = 4096
 """A log with fewer records is never rewritten for its size."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 @dataclass(slots=True)

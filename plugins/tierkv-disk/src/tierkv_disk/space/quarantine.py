@@ -8,12 +8,12 @@ bounded: beyond the bound, the oldest entries return to service.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.types.keys import Key
 from tierkv_disk.directory.files import publish_text, read_text
 from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, pages_in, segment_of
@@ -21,7 +21,7 @@ from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_o
 QUARANTINE_NAME = "quarantine.jsonl"
 FILE_BYTES_MAX = 16 << 20
 """Longest list that is read."""
-logger = logging.getLogger("tierkv_disk")
+logger = plugin_logger("tierkv_disk")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ in every other process, until the map is full.
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import re
 import threading
@@ -18,6 +17,7 @@ from typing import Protocol, TypeVar
 
 import lmdb
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendUnavailableError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_lmdb.environments.file_watch import DATA_FILE, FileWatch
@@ -27,7 +27,7 @@ from tierkv_lmdb.environments.trouble import Trouble, trouble_of
 
 DATABASES = (b"frames", b"index")
 _Value = TypeVar("_Value", bytes, memoryview)
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 
 class Release(Protocol):

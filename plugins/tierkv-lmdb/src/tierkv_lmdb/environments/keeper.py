@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Protocol
 
 import lmdb
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
 from tierkv_lmdb.environments.environment import Environment, Release
 from tierkv_lmdb.environments.trouble import Trouble
@@ -18,7 +18,7 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 2.0
 """Shortest and longest pause before an environment is opened afresh, in seconds. The first time there is none."""
 STEADY_S = 5.0
 """Time after which an open environment counts as healthy, in seconds: the next pause is none again."""
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 
 class Opener(Protocol):

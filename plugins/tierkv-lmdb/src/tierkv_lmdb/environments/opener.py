@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import lmdb
 
 from tierkv.abc import BackendContext
+from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb.directory import (
@@ -28,7 +28,7 @@ from tierkv_lmdb.options import LmdbOptions, Sizes
 from tierkv_lmdb.verification.file_format import DamageError
 from tierkv_lmdb.verification.verify import used_bytes, verify
 
-_log = logging.getLogger(__name__)
+_log = plugin_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
