@@ -4,6 +4,7 @@ A plugin imports this package, ``tierkv.types``, ``tierkv.errors`` and ``tierkv.
 
 - :mod:`~tierkv.abc.backend`: a *backend* stores byte strings (*frames*) by key. Five verbs are required. Further
   abilities are separate protocols, named ``Supports...``.
+- :mod:`~tierkv.abc.at_rest`: abilities for storage without a stack: listing, reading beside a writer, removal.
 - :mod:`~tierkv.abc.capabilities`: the record in which a backend declares what it can do.
 - :mod:`~tierkv.abc.codec`: a *codec* turns a chunk's payload into its stored form and back.
 - :mod:`~tierkv.abc.policy`: an *eviction policy* orders the chunks of one tier. Abilities are separate protocols.
@@ -24,6 +25,7 @@ Invariants:
 - ``SPI_VERSION`` covers everything in this package and the hooks. A plugin of another version is not loaded.
 """
 
+from tierkv.abc.at_rest import AtRest, DamagedEntry, StoredFrame, StoredNamespace, SupportsListing
 from tierkv.abc.backend import (
     AsyncBackend,
     Backend,
@@ -51,6 +53,7 @@ __all__ = [
     "SPI_VERSION",
     "AdmissionPolicy",
     "AsyncBackend",
+    "AtRest",
     "Backend",
     "BackendContext",
     "BackendPlugin",
@@ -60,6 +63,7 @@ __all__ = [
     "CodecContext",
     "CodecFrame",
     "CodecPlugin",
+    "DamagedEntry",
     "Entry",
     "EvictionPolicy",
     "FrameRecogniser",
@@ -70,6 +74,9 @@ __all__ = [
     "ReadRequest",
     "ReadResult",
     "RequestAwarePolicy",
+    "StoredFrame",
+    "StoredNamespace",
+    "SupportsListing",
     "SupportsQuarantine",
     "SupportsRoomLimit",
     "SupportsScan",

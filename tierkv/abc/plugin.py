@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tierkv.abc.at_rest import AtRest
 from tierkv.abc.backend import AsyncBackend, Backend, BackendContext
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec, CodecContext
@@ -52,6 +53,8 @@ class BackendPlugin:
     check: Callable[[Any, int | None], Iterable[CheckResult]] | None = None
     """Optional. Inspects the storage for ``tierkv check`` without changing it. Takes the options and the capacity in
     bytes, or None."""
+    at_rest: AtRest | None = None
+    """Optional. Abilities for ``tierkv ls``, ``verify``, ``copy`` and others, which work on storage without a stack."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,20 @@ class LazyCommand:
 
 COMMANDS: Mapping[str, LazyCommand] = {
     "check": LazyCommand("tierkv.cli.check:check", "Validate a stack and probe its tiers."),
+    "copy": LazyCommand("tierkv.cli.stores.copying:copy", "Copy chunks between tiers, or to and from a folder."),
     "demo": LazyCommand("tierkv.cli.demo:demo", "Serve conversations through a stack, twice, and compare."),
+    "du": LazyCommand("tierkv.cli.stores.listing:du", "Add up stored chunks by model, tenant, group, age or codec."),
     "explain": LazyCommand("tierkv.cli.explain:explain", "Show the events of a chunk or a request from a record."),
+    "gc": LazyCommand("tierkv.cli.stores.removing:gc", "Remove the oldest chunks, down to a size or an age."),
+    "inspect": LazyCommand("tierkv.cli.stores.inspect:inspect", "Show one stored chunk, and whether it is whole."),
+    "ls": LazyCommand("tierkv.cli.stores.listing:ls", "List what a tier keeps: models, chunks, bytes, ages."),
     "new-plugin": LazyCommand("tierkv.cli.new_plugin:new_plugin", "Write the distribution of a new backend."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
     "replay": LazyCommand("tierkv.cli.replay:replay_command", "Try policies and capacities on a trace of requests."),
+    "rm": LazyCommand("tierkv.cli.stores.removing:rm", "Remove stored chunks by model, tenant, age or key."),
     "top": LazyCommand("tierkv.cli.top.command:top", "Watch a running stack: tiers, hits, speeds, what happened."),
+    "verify": LazyCommand("tierkv.cli.stores.verify:verify", "Read and check every stored chunk; remove damaged ones."),
+    "warm": LazyCommand("tierkv.cli.stores.copying:warm", "Copy chunks up the tiers of a stack."),
 }
 
 
@@ -145,6 +153,7 @@ def cli(*, debug: bool) -> None:
     Examples:
       tierkv demo                 run a demonstration on this machine
       tierkv check stack.toml     check a stack and its storage
+      tierkv ls stack.toml        list what the tiers keep
       tierkv plugins              list backends, codecs and policies
       tierkv explain --help       find the reason for a miss
       tierkv top :9100            watch a running stack

@@ -152,3 +152,6 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
     ".yml": _parse_yaml,
     ".json": _parse_json,
 }
+
+SUFFIXES = frozenset(_PARSERS)
+"""Suffixes of stack files."""

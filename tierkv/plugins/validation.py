@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from tierkv.abc.at_rest import AtRest
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.plugin import BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.errors import PluginError
@@ -31,6 +32,8 @@ def check_plugin_value(plugin: object) -> None:
         _check_callable("backend", plugin.name, "open", plugin.open)
         if plugin.check is not None:
             _check_callable("backend", plugin.name, "check", plugin.check)
+        if plugin.at_rest is not None:
+            _check_at_rest(plugin.name, plugin.at_rest)
         _check_options("backend", plugin.name, plugin.options)
         _check_capabilities(plugin.name, plugin.capabilities)
     elif isinstance(plugin, CodecPlugin):
@@ -55,6 +58,15 @@ def _check_name(kind: str, name: object, chars_max: int) -> None:
 def _check_callable(kind: str, name: str, what: str, value: object) -> None:
     if not callable(value):
         raise PluginError(f"{kind} {name!r}: {what} must be callable, not {value!r:.80}")
+
+
+def _check_at_rest(name: str, at_rest: object) -> None:
+    if not isinstance(at_rest, AtRest):
+        raise PluginError(f"backend {name!r}: at_rest must be an AtRest, not {at_rest!r:.80}")
+    _check_callable("backend", name, "at_rest.namespaces", at_rest.namespaces)
+    for ability in ("open_reader", "remove_namespace", "give_up_room"):
+        if getattr(at_rest, ability) is not None:
+            _check_callable("backend", name, f"at_rest.{ability}", getattr(at_rest, ability))
 
 
 def _check_options(kind: str, name: str, options: object) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 KV_FORMAT_VERSION = 2
@@ -54,6 +55,40 @@ class Namespace:
         if not self.replica:
             del fields["replica"]
         return fields
+
+    @classmethod
+    def from_description(cls, described: object) -> Namespace:
+        """Return the namespace with this description, as made by :meth:`describe`.
+
+        Args:
+            described: fields as from :meth:`describe`, read from JSON.
+
+        Raises:
+            ValueError: it describes no namespace that this version knows.
+        """
+        if not isinstance(described, Mapping):
+            raise ValueError(f"not a description of a namespace: {described!r:.80}")  # noqa: TRY004 - bad content
+        try:
+            groups = tuple(
+                (int(tokens), tuple(map(int, pages)), str(kind), None if window is None else int(window))
+                for tokens, pages, kind, window in described["groups"]
+            )
+            found = cls(**{**described, "groups": groups})
+            same = json.loads(json.dumps(found.describe())) == json.loads(json.dumps(described)) and all(
+                type(getattr(found, field.name)).__name__ == field.type
+                for field in fields(cls)
+                if field.name != "groups"
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"not a description of a namespace that this version knows: {error}") from error
+        if not same:
+            raise ValueError("not a description of a namespace that this version knows: a field has another type")
+        return found
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """Bytes of the largest chunk of any group."""
+        return max(self.blocks_per_chunk * sum(pages) for _, pages, _, _ in self.groups)
 
     def is_other_division(self, described: object) -> bool:
         """Whether a description is of the same KV, in chunks with another number of parts.

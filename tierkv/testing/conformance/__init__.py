@@ -15,7 +15,8 @@
 
 Flow of a test: the kit opens the backend through its plugin, as the framework does. Tests of ``backend/`` call its
 verbs through a :class:`~tierkv.testing.conformance.session.Session`, the same for blocking and async backends. Tests of
-``stack/`` open it below a real small stack and drive requests through it. ``raw`` reads and changes stored bytes past
+``stack/`` open it below a real small stack and drive requests through it. Those of ``at_rest`` use it without a stack,
+as the ``tierkv`` program does. ``raw`` reads and changes stored bytes past
 the backend (:class:`~tierkv.testing.raw.RawAccess`); ``server_control`` stops and starts the server of a remote one
 (:class:`~tierkv.testing.server_control.ServerControl`). Lengths, capacities and other choices of the author are in
 :class:`~tierkv.testing.conformance.kit.KitBase`.
@@ -26,6 +27,7 @@ or skips fails the suite; only the kit itself leaves tests out, with a reason in
 
 from __future__ import annotations
 
+from tierkv.testing.conformance.at_rest import AtRestTests
 from tierkv.testing.conformance.backend.batches import BatchTests
 from tierkv.testing.conformance.backend.buffers import BufferTests
 from tierkv.testing.conformance.backend.contract import ContractTests
@@ -57,6 +59,7 @@ class BackendConformance(
     StackWedgedTests,
     StackFaultTests,
     StackDataTests,
+    AtRestTests,
     RoomTests,
     CapacityTests,
     ConcurrencyTests,

@@ -11,6 +11,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -110,6 +111,19 @@ def open_elsewhere(orders: Orders) -> str:
         receiver.close()
 
 
+@contextmanager
+def held_elsewhere(orders: Orders) -> Iterator[str]:
+    """Keep the place open in another process for a while. Yields the error of its open as text, or an empty text."""
+    child, receiver = _start(_open_tell_and_wait, orders)
+    try:
+        assert receiver.poll(SILENCE_MAX_S), "the other process says nothing"
+        yield str(receiver.recv())
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
 def _start(run: Callable[[Orders, Connection], None], orders: Orders) -> tuple[SpawnProcess, Connection]:
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -135,6 +149,18 @@ def _open_and_tell(orders: Orders, sender: Connection) -> None:
         sender.send(f"{type(error).__name__}: {error}")
     else:
         sender.send("")
+
+
+def _open_tell_and_wait(orders: Orders, sender: Connection) -> None:
+    """Child: open, send the error of that, then wait for the kill."""
+    try:
+        session = Session(orders.plugin, orders.context, orders.options)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent judges it
+        sender.send(f"{type(error).__name__}: {error}")
+        return
+    sender.send("")
+    time.sleep(SILENCE_MAX_S)
+    session.close()
 
 
 def _write_for_ever(orders: Orders, sender: Connection) -> None:

@@ -17,17 +17,19 @@ derive the free pages. If the log is missing or damaged, search the unaccounted 
 Invariants. A record in the log describes a frame that is durable. A page belongs to at most one frame. No lock is held
 while a frame is read or written.
 
-Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend`` as in every plugin; ``extents`` (addresses),
-``namespace`` (a locked directory), ``gate`` (calls in flight). Wings: ``directory``, ``segments``, ``space``, ``log``,
-``recovery``. Importing this module registers nothing; tierkv finds it through its entry point and calls the hook.
+Modules: ``options``, ``opening``, ``checking``, ``at_rest``, ``failures``, ``backend``, ``reader`` as in every plugin;
+``extents`` (addresses), ``namespace`` (a locked directory), ``gate`` (calls in flight). Wings: ``directory``,
+``segments``, ``space``, ``log``, ``recovery``. Importing this module registers nothing; tierkv finds it through its
+entry point and calls the hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tierkv.abc import BackendPlugin, Capabilities
+from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
+from tierkv_disk.at_rest import give_up_room, open_reader, remove_stored, stored_namespaces
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.checking import check
 from tierkv_disk.opening import open_backend
@@ -58,6 +60,7 @@ PLUGIN = BackendPlugin(
     capabilities=CAPABILITIES,
     open=open_backend,
     check=check,
+    at_rest=AtRest(stored_namespaces, open_reader, remove_stored, give_up_room),
 )
 
 

@@ -15,8 +15,8 @@ it twice does no harm. Hints may be wrong at any time; they cost a miss or a ref
 Invariants. A namespace is written only after its manifest was written or found equal. Credentials come from the
 environment and never appear in a message. Objects outside the namespace are never touched.
 
-Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend``, ``reader`` as in every plugin; ``manifest``,
-``presence_hints``, ``credentials`` and ``lifecycle`` (both for ``checking``).
+Modules: ``options``, ``opening``, ``checking``, ``at_rest``, ``failures``, ``backend``, ``reader`` as in every plugin;
+``manifest``, ``presence_hints``, ``credentials`` and ``lifecycle`` (both for ``checking``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from tierkv.abc import BackendPlugin, Capabilities
+from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
+from tierkv_fsspec.at_rest import open_beside, remove_stored, stored_namespaces
 from tierkv_fsspec.checking import check, check_reader
 from tierkv_fsspec.opening import open_backend, open_reader
 from tierkv_fsspec.options import FsspecOptions
@@ -48,6 +49,7 @@ PLUGIN = BackendPlugin(
     ),
     open=open_backend,
     check=check,
+    at_rest=AtRest(stored_namespaces, open_beside, remove_stored),
 )
 
 READ_ONLY_PLUGIN = dataclasses.replace(
@@ -57,6 +59,7 @@ READ_ONLY_PLUGIN = dataclasses.replace(
     capabilities=dataclasses.replace(PLUGIN.capabilities, read_only=True),
     open=open_reader,
     check=check_reader,
+    at_rest=AtRest(stored_namespaces, open_beside),
 )
 
 

@@ -7,22 +7,38 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
-from tierkv.abc import ProbeResult, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc import (
+    DamagedEntry,
+    FrameRecogniser,
+    ProbeResult,
+    ReadRequest,
+    ReadResult,
+    StoredFrame,
+    WriteRequest,
+    WriteResult,
+    recognise_nothing,
+)
 from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
+from tierkv_fsspec.manifest import MANIFEST
 from tierkv_fsspec.presence_hints import AbsentNames, ListedNames
-from tierkv_fsspec.stores.store import Store, TooLongError
+from tierkv_fsspec.stores.store import HEAD_BYTES, ListedObject, Store, TooLongError
 
 _log = plugin_logger(__name__)
 
 DIGEST_BYTES = 16
+HEADS_AT_ONCE = 64
+"""Heads of objects that a listing reads ahead."""
+_FRAME_NAME = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{30}")
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -42,9 +58,10 @@ class FsspecBackend:
         tier: name of the tier, for messages.
         concurrent_requests: bound of the requests in flight over all calls.
         listed: names to be filled by :meth:`warm_up`.
+        recognise: finds the key of a frame by its first page, for listings.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the facts about one namespace
         self,
         store: Store,
         *,
@@ -52,12 +69,14 @@ class FsspecBackend:
         tier: str,
         concurrent_requests: int,
         listed: ListedNames,
+        recognise: FrameRecogniser = recognise_nothing,
     ) -> None:
         self._store = store
         self._url = url
         self._tier = tier
         self._pool = ThreadPoolExecutor(concurrent_requests, thread_name_prefix=f"tierkv-{tier}")
         self._listed = listed
+        self._recognise = recognise
         self._absent = AbsentNames()
         self._closed = False
         self._warming: threading.Thread | None = None
@@ -93,6 +112,64 @@ class FsspecBackend:
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Delete each object; absent ones are no error."""
         return self._each(self._delete, keys)
+
+    def list_frames(self, *, keys: bool) -> Iterator[StoredFrame | DamagedEntry]:
+        """Yield every object of the namespace. A key costs a request for the object's head.
+
+        Raises:
+            BackendError: they cannot be listed.
+        """
+        try:
+            for page in self._store.list_objects():
+                frames = [each for each in page if _FRAME_NAME.fullmatch(each.name)]
+                if not keys:
+                    yield from (StoredFrame(None, each.size, each.modified_s) for each in frames)
+                    continue
+                for start in range(0, len(frames), HEADS_AT_ONCE):
+                    heads = self._each(self._recognised, frames[start : start + HEADS_AT_ONCE])
+                    yield from (found for found in heads if found is not None)
+        except FileNotFoundError as error:  # a directory without any frame
+            clear_tracebacks(error)
+        except TierKVError:
+            raise
+        except Exception as error:  # noqa: BLE001  any error of a storage library; its text may hold credentials
+            raise Failure.of(error).to_error(f"cannot list {self._url}", tier=self._tier) from None
+
+    def _recognised(self, found: ListedObject) -> StoredFrame | DamagedEntry | None:
+        """Key of an object by its head; None if it was deleted meanwhile."""
+        try:
+            head = self._store.read_head(found.name)
+        except FileNotFoundError as error:
+            clear_tracebacks(error)
+            return None
+        frame = self._recognise(memoryview(head)) if len(head) >= HEAD_BYTES else None
+        if frame is None or object_name(frame[0]) != found.name:
+            where = f"{self._url}/{found.name}"
+            return DamagedEntry(where, "no frame of this namespace and name", partial(self._remove_object, found.name))
+        return StoredFrame(frame[0], found.size, found.modified_s)
+
+    def _remove_object(self, name: str) -> None:
+        try:
+            self._store.delete(name)
+        except Exception as error:  # noqa: BLE001  any error of a storage library; its text may hold credentials
+            raise Failure.of(error).to_error(f"cannot delete {self._url}/{name}", tier=self._tier) from None
+
+    def remove_all(self) -> None:
+        """Delete every object of the namespace, the manifest last.
+
+        Raises:
+            BackendError: an object cannot be deleted.
+        """
+        try:
+            for page in self._store.list_objects():
+                self._each(self._remove_object, [each.name for each in page if _FRAME_NAME.fullmatch(each.name)])
+        except FileNotFoundError as error:
+            clear_tracebacks(error)
+        except TierKVError:
+            raise
+        except Exception as error:  # noqa: BLE001  any error of a storage library; its text may hold credentials
+            raise Failure.of(error).to_error(f"cannot list {self._url}", tier=self._tier) from None
+        self._remove_object(MANIFEST)
 
     def close(self) -> None:
         """Start no further request. A call in flight ends by its timeouts."""

@@ -64,6 +64,7 @@ def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -
         tier=context.tier,
         concurrent_requests=options.concurrent_requests,
         listed=ListedNames(options.warm_up_keys_max, options.warm_up_s),
+        recognise=context.recognise_frame,
     )
     if options.warm_up_keys_max:
         backend.warm_up()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from tierkv.abc import ProbeResult, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc import (
+    DamagedEntry,
+    ProbeResult,
+    ReadRequest,
+    ReadResult,
+    StoredFrame,
+    WriteRequest,
+    WriteResult,
+)
 from tierkv.errors import BackendError
 from tierkv.types.keys import Key
 from tierkv_fsspec.backend import FsspecBackend
@@ -37,6 +45,11 @@ class FsspecReader:
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Refuse: one error per key."""
         return [self._refusal(key) for key in keys]
+
+    def list_frames(self, *, keys: bool) -> Iterator[StoredFrame | DamagedEntry]:
+        """Yield every object of the namespace; nothing of it can be removed."""
+        for found in self._backend.list_frames(keys=keys):
+            yield found if isinstance(found, StoredFrame) else found._replace(remove=None)
 
     def close(self) -> None:
         """Start no further request. A call in flight ends by its timeouts."""

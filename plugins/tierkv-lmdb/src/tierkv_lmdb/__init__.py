@@ -21,7 +21,7 @@ ended, and opened afresh by the next call. After damage the namespace starts emp
 Invariants. No transaction outlives its call. The map is never moved under a transaction. The directory never exceeds
 the tier's capacity. Data that was not synced when the machine went down is dropped at the next open.
 
-Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend``, ``reader`` as in every plugin;
+Modules: ``options``, ``opening``, ``checking``, ``at_rest``, ``failures``, ``backend``, ``reader`` as in every plugin;
 ``directory`` (names, manifests, owner lock), ``frame_reads`` (reads of writer and readers). Wings: ``environments``
 (transactions, the map, and what replaces an environment that cannot go on), ``verification`` (check of the file).
 """
@@ -30,8 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tierkv.abc import BackendPlugin, Capabilities
+from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
+from tierkv_lmdb.at_rest import open_beside, remove_stored, stored_namespaces
 from tierkv_lmdb.checking import check, check_reader
 from tierkv_lmdb.opening import open_backend, open_reader
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
@@ -55,6 +56,7 @@ PLUGIN = BackendPlugin(
     ),
     open=open_backend,
     check=check,
+    at_rest=AtRest(stored_namespaces, open_beside, remove_stored),
 )
 
 READ_ONLY_PLUGIN = BackendPlugin(
@@ -72,6 +74,7 @@ READ_ONLY_PLUGIN = BackendPlugin(
     ),
     open=open_reader,
     check=check_reader,
+    at_rest=AtRest(stored_namespaces, open_beside),
 )
 
 

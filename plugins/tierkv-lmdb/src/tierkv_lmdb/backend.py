@@ -9,14 +9,13 @@ One write transaction runs at a time; readers run beside it.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import lmdb
 
-from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc import Entry, ReadRequest, ReadResult, StoredFrame, WriteRequest, WriteResult
 from tierkv.errors import BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb import frame_reads
@@ -27,8 +26,6 @@ from tierkv_lmdb.options import Sizes, page_round
 
 READER_PAUSES_S = (0.01, 0.05, 0.2)
 """Pauses between tries of a write whose pages are held by a reader of another frame, in seconds."""
-_INDEX = struct.Struct(">QQ")
-_RANKED_INDEX = struct.Struct(">QQQ")
 _RECYCLE_KEY = b"turn"
 """Key of a record beside the databases, written only to have something to commit."""
 _Result = TypeVar("_Result")
@@ -107,7 +104,12 @@ class LmdbBackend:
                 found = sorted((bytes(value), bytes(key)) for key, value in cursor)
         except lmdb.Error as error:
             raise self._failures.from_cause("scan", error) from error
-        return (Entry(Key(key), *_unpack(value)) for value, key in found)
+        return (Entry(Key(key), *frame_reads.unpack_index(value)) for value, key in found)
+
+    def list_frames(self, *, keys: bool) -> Iterator[StoredFrame]:
+        """Yield everything in the index, in the order of the keys. Times are unknown."""
+        del keys  # they cost nothing here
+        yield from frame_reads.list_frames(self._env, self._failures)
 
     def close(self) -> None:
         """Refuse further calls. Closes the environment now, or when the last call in flight has ended."""
@@ -147,7 +149,7 @@ class LmdbBackend:
             return self._failures.out_of_space(f"{limit} bytes of frames are the limit, by the tier's capacity", key)
         env.check_pages(txn, key)
         txn.put(key, request.frame, db=env.frames)
-        txn.put(key, _RANKED_INDEX.pack(txn.id(), size, request.rank), db=env.index)
+        txn.put(key, frame_reads.RANKED_INDEX.pack(txn.id(), size, request.rank), db=env.index)
         return None
 
     def _has_room(self, env: Environment, txn: lmdb.Transaction[memoryview], key: Key, size: int) -> bool:
@@ -157,7 +159,7 @@ class LmdbBackend:
         if needed <= self._sizes.pages_bytes_max:
             return True
         old = txn.get(key, db=env.index)
-        freed = 0 if old is None else page_round(_unpack(old)[0], env.page_bytes)
+        freed = 0 if old is None else page_round(frame_reads.unpack_index(old)[0], env.page_bytes)
         return needed - freed <= self._sizes.pages_bytes_max
 
     def _try_delete(self, env: Environment, keys: Sequence[Key]) -> list[WriteResult]:
@@ -209,12 +211,4 @@ def _recycle_pages(env: Environment) -> None:
     env.clear_stale_readers()
     for _ in range(2):
         with env.writing() as txn:
-            txn.put(_RECYCLE_KEY, _INDEX.pack(txn.id(), 0))
-
-
-def _unpack(value: bytes | memoryview) -> tuple[int, int]:
-    """Frame length and rank of an entry of the index."""
-    if len(value) == _INDEX.size:
-        return _INDEX.unpack(value)[1], 0
-    _, size, rank = _RANKED_INDEX.unpack(value)
-    return size, rank
+            txn.put(_RECYCLE_KEY, frame_reads.INDEX.pack(txn.id(), 0))

@@ -1,16 +1,25 @@
-"""Reads shared by the writer and the readers: look frames up and copy them out."""
+"""Reads shared by the writer and the readers: look frames up, list them, and copy them out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import lmdb
 
-from tierkv.abc import ReadRequest, ReadResult
+from tierkv.abc import ReadRequest, ReadResult, StoredFrame
 from tierkv.errors import BackendUnavailableError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_lmdb.environments.environment import Environment
 from tierkv_lmdb.failures import Failures
+
+INDEX = struct.Struct(">QQ")
+"""Entry of earlier releases: transaction id and frame length."""
+RANKED_INDEX = struct.Struct(">QQQ")
+"""Entry of the index: transaction id, frame length, rank."""
+LISTED_AT_ONCE = 4096
+"""Entries of the index per transaction of a listing: a transaction keeps the writer from reusing pages."""
 
 
 def contains(environment: Environment, failures: Failures, keys: Sequence[Key]) -> list[bool]:
@@ -49,6 +58,36 @@ def read(environment: Environment, failures: Failures, request: ReadRequest) -> 
         raise  # closed: this concerns every key
     except (lmdb.Error, OSError) as error:
         return failures.from_cause("read", error, request.key)
+
+
+def list_frames(environment: Environment, failures: Failures) -> Iterator[StoredFrame]:
+    """Yield every entry of the index in the order of the keys. A transaction covers a page of entries only.
+
+    Raises:
+        BackendError: the index cannot be read.
+    """
+    start, is_first = b"", True
+    while True:
+        try:
+            with environment.reading() as txn, txn.cursor() as cursor:
+                found = cursor.first() if is_first else cursor.set_range(start)
+                page = [(bytes(key), bytes(value)) for key, value in islice(cursor, LISTED_AT_ONCE)] if found else []
+        except lmdb.Error as error:
+            raise failures.from_cause("list", error) from error
+        for key, value in page:
+            size, rank = unpack_index(value)
+            yield StoredFrame(Key(key), size, None, rank)
+        if len(page) < LISTED_AT_ONCE:
+            return
+        start, is_first = page[-1][0] + b"\0", False
+
+
+def unpack_index(value: bytes | memoryview) -> tuple[int, int]:
+    """Frame length and rank of an entry of the index."""
+    if len(value) == INDEX.size:
+        return INDEX.unpack(value)[1], 0
+    _, size, rank = RANKED_INDEX.unpack(value)
+    return size, rank
 
 
 def is_storable(environment: Environment, key: Key) -> bool:

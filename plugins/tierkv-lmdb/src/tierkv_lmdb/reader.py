@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import lmdb
 
-from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc import ReadRequest, ReadResult, StoredFrame, WriteRequest, WriteResult
 from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
@@ -71,6 +71,13 @@ class LmdbReader:
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Refuse: one error per key."""
         return [self._failures.backend_error("opened for reading only", key) for key in keys]
+
+    def list_frames(self, *, keys: bool) -> Iterator[StoredFrame]:
+        """Yield everything in the index, in the order of the keys, as committed meanwhile. Times are unknown."""
+        del keys  # they cost nothing here
+        environment = self._current()
+        if environment is not None:
+            yield from frame_reads.list_frames(environment, self._failures)
 
     def close(self) -> None:
         """Refuse further calls. Closes the environment now, or when the last call in flight has ended."""

@@ -122,17 +122,11 @@ class SharedDirectory:
         return sorted(namespaces(self.path), key=last_used_s) if self._limits.reclaim else []
 
     def _remove(self, directory: Path) -> None:
-        try:
-            lock = NamespaceLock(directory, note_use=False)
-        except (BackendUnavailableError, NotOurFileError):
-            return
         held = used_bytes(directory)
         try:
-            # A rename is atomic for other processes; the next open removes what a kill leaves behind.
-            doomed = directory.rename(self.path / temporary_name(directory.name))
-            shutil.rmtree(doomed, ignore_errors=True)
-        finally:
-            lock.release()
+            remove_namespace(directory)
+        except (BackendUnavailableError, NotOurFileError):
+            return
         message = "tier %s: %s is full: removed the namespace %s (%d bytes), which no process has open"
         logger.warning(message, self._tier, self.path, directory.name, held)
 
@@ -151,6 +145,22 @@ class SharedDirectory:
                 time.sleep(_POLL_S)
             else:
                 return
+
+
+def remove_namespace(directory: Path) -> None:
+    """Remove the directory of a namespace.
+
+    Raises:
+        BackendUnavailableError: a process has it open.
+        OSError: it is no such directory, or cannot be removed.
+    """
+    lock = NamespaceLock(directory, note_use=False)
+    try:
+        # A rename is atomic for other processes; the next open removes what a kill leaves behind.
+        doomed = directory.rename(directory.parent / temporary_name(directory.name))
+        shutil.rmtree(doomed, ignore_errors=True)
+    finally:
+        lock.release()
 
 
 def namespaces(path: Path) -> list[Path]:

@@ -143,7 +143,7 @@ def recover(files: NamespaceFiles, quarantine: Quarantine, *, sync: bool) -> tup
     fd = _open(files.directory / LOG_NAME)
     try:
         if fd is not None:
-            _replay(fd, files, table, report)
+            replay(fd, files.identity, files.slot_bytes, table, report)
         report.log_missing = fd is None and bool(files.segments.pages)
         if not report.log_whole:
             _search(files, table, quarantine, report, set() if fd is None else _deleted(fd, files))
@@ -174,11 +174,22 @@ def _open(path: Path) -> int | None:
         return None
 
 
-def _replay(fd: int, files: NamespaceFiles, table: Table, report: RecoveryReport) -> None:
-    """Fill the table from the log. Written for speed: there are millions of records, nearly all of them first puts."""
+def replay(fd: int, identity: LogIdentity, slot_bytes: int, table: Table, report: RecoveryReport) -> None:
+    """Fill the table from the log. Written for speed: there are millions of records, nearly all of them first puts.
+
+    Args:
+        fd: descriptor of the log.
+        identity: expected namespace.
+        slot_bytes: slot size of a namespace of format 1; 0 for the current format.
+        table: an empty one, filled in.
+        report: filled in.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
     entries, put, part_kind = table.entries, int(RecordKind.PUT), int(RecordKind.PART)
     parts: list[tuple[Key, Run, int]] = []
-    for kind, key, part, address, frame_bytes, rank in read_records(fd, files.identity, report.log, files.slot_bytes):
+    for kind, key, part, address, frame_bytes, rank in read_records(fd, identity, report.log, slot_bytes):
         if kind == put and not part:
             if key in entries:
                 del entries[key]

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +14,15 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TEMPORARY, copy_into, short
+from tierkv_fsspec.stores.store import (
+    FOLDER_CHARS,
+    HEAD_BYTES,
+    SHORT_BYTES_MAX,
+    TEMPORARY,
+    ListedObject,
+    copy_into,
+    short,
+)
 
 BUCKET_PROTOCOLS = ("s3", "gs", "az", "oss", "oci", "tos", "tosfs")
 """Protocols without real directories; creating one could create a bucket."""
@@ -23,6 +32,7 @@ ONE_CALLER_PROTOCOLS = ("sftp", "ssh")
 """Protocols whose file systems hang when two threads use one at once."""
 WHOLE_PROTOCOLS = (*BUCKET_PROTOCOLS, "memory", "http", "https")
 """Protocols whose writes are atomic; elsewhere an object is written under a temporary name and moved."""
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 S3_TRIES = 2
 MKDIR_TRIES = 3
 
@@ -133,8 +143,25 @@ class FsspecStore:
         """List one directory at a time."""
         for directory in sorted(self._call("ls", self._root, detail=False)):
             last = directory.rstrip("/").rpartition("/")[2]
-            if len(last) == 2:  # noqa: PLR2004  two hex digits; manifest and temporary files have longer names
+            if len(last) == FOLDER_CHARS:  # manifest and temporary files have longer names
                 yield self._call("ls", directory, detail=False)
+
+    def list_objects(self) -> Iterator[Sequence[ListedObject]]:
+        """List one directory at a time."""
+        for folder in sorted(self.list_children()):
+            if len(folder) == FOLDER_CHARS:
+                found = self._call("ls", self._path(folder), detail=True)
+                yield [_listed(folder, each) for each in found if each.get("type") == "file"]
+
+    def list_children(self) -> Iterator[str]:
+        """List the root."""
+        for each in self._call("ls", self._root, detail=True):
+            if each.get("type") == "directory":
+                yield each["name"].rstrip("/").rpartition("/")[2]
+
+    def read_head(self, name: str) -> bytes:
+        """Send one GET of a range."""
+        return bytes(self._call("cat_file", self._path(name), start=0, end=HEAD_BYTES))
 
     def close(self) -> None:
         """Close connections. Most file systems do so when collected; those with a thread each are never collected."""
@@ -187,6 +214,19 @@ class FsspecStore:
                     raise
             else:
                 return
+
+
+def _listed(folder: str, found: Mapping[str, Any]) -> ListedObject:
+    """Translate an entry of a listing. Each file system has its own name for the time."""
+    modified = next((found[name] for name in _TIMES if found.get(name) is not None), None)
+    if isinstance(modified, str):
+        with contextlib.suppress(ValueError):
+            modified = datetime.fromisoformat(modified)
+    if isinstance(modified, datetime):
+        modified = modified.timestamp()
+    name = str(found["name"]).rpartition("/")[2]
+    seconds = float(modified) if isinstance(modified, int | float) else None
+    return ListedObject(f"{folder}/{name}", int(found.get("size") or 0), seconds)
 
 
 def _open(location: Location, arguments: Mapping[str, Any]) -> tuple[Any, str]:

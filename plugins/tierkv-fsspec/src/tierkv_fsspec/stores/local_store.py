@@ -10,12 +10,20 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from tierkv.abc.places import make_private_directory
-from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TEMPORARY, TooLongError, short
+from tierkv_fsspec.stores.store import (
+    FOLDER_CHARS,
+    HEAD_BYTES,
+    SHORT_BYTES_MAX,
+    TEMPORARY,
+    ListedObject,
+    TooLongError,
+    short,
+)
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -25,6 +33,8 @@ _TEMPORARY_NAME = re.compile(r"[0-9a-f]{32}")
 T = TypeVar("T")
 SWEEP_S = 60.0
 """Seconds between two sweeps, and for which a temporary file must be known before it is removed without a lock."""
+LISTED_AT_ONCE = 1000
+"""Files per page of a listing."""
 STALE_S = 3600.0
 """Age in seconds at which a temporary file is removed where files cannot be locked."""
 
@@ -131,6 +141,26 @@ class LocalStore:
     def close(self) -> None:
         """Release nothing."""
 
+    def list_objects(self) -> Iterator[Sequence[ListedObject]]:
+        """List one directory at a time."""
+        for folder in sorted(self.list_children()):
+            if len(folder) == FOLDER_CHARS:
+                with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+                    yield from _pages(entries, folder)
+
+    def list_children(self) -> Iterator[str]:
+        """List the directories of the root."""
+        with os.scandir(self._root) as entries:
+            yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    def read_head(self, name: str) -> bytes:
+        """Read the first page of the file."""
+        fd = _open(self._root / name)
+        try:
+            return os.pread(fd, HEAD_BYTES, 0)
+        finally:
+            os.close(fd)
+
     @contextlib.contextmanager
     def _written(self, data: memoryview) -> Iterator[Path]:
         """Write and flush a temporary file. It is locked, and removed at the end if it still has its name."""
@@ -165,6 +195,20 @@ class LocalStore:
                 known = max(age_s, now_s - self._first_seen_s[name]) >= SWEEP_S
                 if known and _is_abandoned(path, by_age=age_s > STALE_S):
                     path.unlink()
+
+
+def _pages(entries: Iterable[os.DirEntry[str]], folder: str) -> Iterator[Sequence[ListedObject]]:
+    """Files of a directory, some at a time."""
+    page: list[ListedObject] = []
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                page.append(ListedObject(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
+        if len(page) == LISTED_AT_ONCE:
+            yield page
+            page = []
+    yield page
 
 
 def _open(path: Path) -> int:

@@ -14,7 +14,7 @@ from tierkv_fsspec.credentials import aws_from_files
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.stores.plain_http import OBJECT_BYTES_MIN, PlainReads, has_proxy
-from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, TooLongError, copy_into, short
+from tierkv_fsspec.stores.store import HEAD_BYTES, SHORT_BYTES_MAX, ListedObject, TooLongError, copy_into, short
 
 LISTED_AT_ONCE = 1000
 """Names per response of a server."""
@@ -117,6 +117,22 @@ class ObstoreStore:
         """Send one LIST per page."""
         for page in obstore.list(self._store, self._prefix, chunk_size=LISTED_AT_ONCE):
             yield [entry["path"] for entry in page]
+
+    def list_objects(self) -> Iterator[Sequence[ListedObject]]:
+        """Send one LIST per page."""
+        start = len(self._prefix)
+        for page in obstore.list(self._store, self._prefix, chunk_size=LISTED_AT_ONCE):
+            yield [ListedObject(each["path"][start:], each["size"], each["last_modified"].timestamp()) for each in page]
+
+    def list_children(self) -> Iterator[str]:
+        """Send LIST requests with a delimiter."""
+        found = obstore.list_with_delimiter(self._store, self._prefix)
+        for prefix in found["common_prefixes"]:
+            yield prefix.rstrip("/").rpartition("/")[2]
+
+    def read_head(self, name: str) -> bytes:
+        """Send one GET of a range."""
+        return bytes(obstore.get(self._store, self._prefix + name, options={"range": (0, HEAD_BYTES)}).bytes())
 
     def close(self) -> None:
         """Close the connections of plain reads; the others close when the store is collected."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ HEAD_BYTES = 4096
 SHORT_BYTES_MAX = SHORT_FILE_BYTES_MAX
 """Longest manifest that is read, in bytes."""
 
+FOLDER_CHARS = 2
+"""Length of the names of the directories of frames: two hex digits."""
+
 TEMPORARY = "tmp"
 """Directory of temporary files; complete ones are moved to their names."""
 
@@ -24,6 +27,17 @@ class TooLongError(Exception):
 
     def __init__(self, size: int, room: int) -> None:
         super().__init__(f"object of {size} bytes does not fit the buffer of {room}")
+
+
+class ListedObject(NamedTuple):
+    """One object of a listing."""
+
+    name: str
+    """Its name within the store."""
+    size: int
+    """Its length in bytes."""
+    modified_s: float | None
+    """Time of its last write in seconds since 1970; None: the server does not say."""
 
 
 class Store(Protocol):
@@ -69,6 +83,15 @@ class Store(Protocol):
 
     def list_names(self) -> Iterator[Sequence[str]]:
         """Names of objects, one sequence per request. Other names may be among them."""
+
+    def list_objects(self) -> Iterator[Sequence[ListedObject]]:
+        """Objects two levels down, such as frames; one sequence per request. Other objects may be among them."""
+
+    def list_children(self) -> Iterator[str]:
+        """Names of the directories directly below, without slashes."""
+
+    def read_head(self, name: str) -> bytes:
+        """Read the first HEAD_BYTES of an object, or all of a shorter one."""
 
     def close(self) -> None:
         """Release connections and threads."""

@@ -1,0 +1,81 @@
+"""Removal of the oldest chunks: by time where it is known, by the order of writing where it is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from filled_stores import FRAME_BYTES, chunk_key, fill, model_namespace, place_at
+
+from tierkv.abc import StoredNamespace
+from tierkv.stores.places import Place
+from tierkv.stores.removal import Removed, chosen_frames, collect, plan_collection, remove_chunks
+from tierkv.stores.selection import ChunkFilter
+from tierkv.stores.store import Store
+from tierkv_fsspec.backend import object_name
+
+
+def kept(place: Place, model: str, count: int) -> list[int]:
+    """Numbers of the chunks that are still there."""
+    with Store(place, model_namespace(model), writes=False) as store:
+        answers = store.contains([chunk_key(number) for number in range(count)])
+    return [number for number, answer in enumerate(answers) if answer is True]
+
+
+def test_a_disk_loses_its_first_written_chunks(tmp_path: Path) -> None:
+    """A disk tier does not know times: the order of its log is its age."""
+    place, stored = place_at(tmp_path / "kv", "disk"), StoredNamespace(model_namespace("m"))
+    fill(place, model_namespace("m"), range(20))
+    plan, sums = plan_collection([(place, stored)], 12 * FRAME_BYTES), Removed()
+    assert list(collect(place, stored, plan, sums, dry_run=False)) == []
+    assert kept(place, "m", 20) == list(range(8, 20))
+
+
+def test_the_least_recently_used_namespace_goes_first(tmp_path: Path) -> None:
+    """Chunks of a model that is no longer served are worth least."""
+    place = place_at(tmp_path / "kv", "disk")
+    stores = []
+    for model, used_s in (("new", 2_000_000.0), ("old", 1_000_000.0)):
+        fill(place, model_namespace(model), range(10))
+        stores.append((place, StoredNamespace(model_namespace(model), last_used_s=used_s)))
+    plan, sums = plan_collection(stores, 7 * FRAME_BYTES), Removed()
+    for each, stored in stores:
+        assert list(collect(each, stored, plan, sums, dry_run=False)) == []
+    assert (kept(place, "old", 10), kept(place, "new", 10)) == ([], list(range(3, 10)))
+
+
+def test_objects_go_by_the_time_of_their_last_write(tmp_path: Path) -> None:
+    """An object store knows when each object was written, in whatever order it lists them."""
+    place, namespace = place_at(f"file://{tmp_path}/kv", "fsspec"), model_namespace("m")
+    fill(place, namespace, range(10))
+    files = {path: number for number in range(10) for path in [object_file(tmp_path, number)]}
+    for path, number in files.items():
+        age_s = 3600 * ((number * 7) % 10)
+        os.utime(path, (2_000_000_000 - age_s, 2_000_000_000 - age_s))
+    plan, sums = plan_collection([(place, StoredNamespace(namespace))], 4 * FRAME_BYTES), Removed()
+    assert list(collect(place, StoredNamespace(namespace), plan, sums, dry_run=False)) == []
+    assert sorted(kept(place, "m", 10)) == sorted(number for number in range(10) if (number * 7) % 10 < 4)
+
+
+def object_file(root: Path, number: int) -> Path:
+    """File of a chunk of an object tier."""
+    return root / "kv" / model_namespace("m").fingerprint().hex() / object_name(chunk_key(number))
+
+
+def test_chunks_of_unknown_age_are_kept_and_counted(tmp_path: Path) -> None:
+    """`--older-than` on a disk must not remove everything, nor do nothing in silence."""
+    place = place_at(tmp_path / "kv", "disk")
+    fill(place, model_namespace("m"), range(5))
+    with Store(place, model_namespace("m"), writes=True) as store:
+        sums = Removed()
+        frames = chosen_frames(store, ChunkFilter(stored_before_s=1e12), sums)
+        assert list(remove_chunks(store, frames, sums, dry_run=False)) == []
+    assert (sums.chunks, sums.unknown_age) == (0, 5)
+
+
+def test_a_size_that_is_not_reached_removes_nothing(tmp_path: Path) -> None:
+    """A cron job runs every night, also when the tier is small."""
+    place, stored = place_at(tmp_path / "kv", "disk"), StoredNamespace(model_namespace("m"))
+    fill(place, model_namespace("m"), range(5))
+    plan = plan_collection([(place, stored)], 100 * FRAME_BYTES)
+    assert plan.last_bytes == 0

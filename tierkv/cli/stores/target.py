@@ -1,0 +1,159 @@
+"""Shared options, and what they name: places, namespaces, chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from tierkv.abc import StoredNamespace
+from tierkv.errors import BackendError, TierKVError
+from tierkv.plugins.loading import load_plugins
+from tierkv.stores.findings import Finding, FindingKind
+from tierkv.stores.places import Place, find_places
+from tierkv.stores.selection import (
+    ChunkFilter,
+    NamespaceFilter,
+    parse_age,
+    parse_tenant,
+    read_namespace_file,
+    stored_namespaces,
+)
+from tierkv.types.keys import Tenant
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class AgeType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+    """An age such as ``7d``, in seconds."""
+
+    name = "age"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the text."""
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_age(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class TenantType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+    """A cache salt, or the digest of one."""
+
+    name = "salt"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Tenant:
+        """Parse the text."""
+        try:
+            return parse_tenant(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_TIER = click.option("--tier", metavar="NAME", help="Only this tier of the stack file.")
+_BACKEND = click.option(
+    "--backend", metavar="NAME", help="Backend of a path or URL. Default: the one that recognises it."
+)
+_NAMESPACE = click.option(
+    "-n",
+    "--namespace",
+    "names",
+    metavar="MODEL",
+    multiple=True,
+    help="Only namespaces of this model (a name or a pattern such as 'qwen*'), or with this beginning of the "
+    "fingerprint. May be repeated.",
+)
+_NAMESPACE_FILE = click.option(
+    "--namespace-file",
+    type=click.Path(path_type=Path),
+    help="File that describes namespaces, for a backend that cannot list them: a namespace.json, or the output of "
+    "`tierkv ls --json`.",
+)
+_TENANT = click.option(
+    "--tenant", type=TenantType(), help="Only chunks of the tenant with this cache salt; id:HEX for its digest."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def place_options(command: F) -> F:
+    """Add the options that name a place and its namespaces."""
+    for option in reversed((_TIER, _BACKEND, _NAMESPACE, _NAMESPACE_FILE, _JSON)):
+        command = option(command)
+    return command
+
+
+def tenant_option(command: F) -> F:
+    """Add the option that chooses a tenant."""
+    return _TENANT(command)
+
+
+@dataclass(slots=True)
+class Target:
+    """Places and stores that a command line names."""
+
+    places: list[Place]
+    """Places of the target."""
+    stores: list[tuple[Place, StoredNamespace]] = field(default_factory=list)
+    """Their chosen namespaces, least recently used first."""
+    findings: list[Finding] = field(default_factory=list)
+    """Places and namespaces that cannot be listed."""
+
+
+def find_target(  # noqa: PLR0913 - the shared options
+    where: str,
+    *,
+    tier: str | None = None,
+    backend: str | None = None,
+    names: tuple[str, ...] = (),
+    namespace_file: Path | None = None,
+    unused_for_s: float | None = None,
+    must_list: bool = False,
+) -> Target:
+    """Find the places of a command line, and list their namespaces.
+
+    Args:
+        where: stack file, path, URL or export folder.
+        tier: as the option.
+        backend: as the option.
+        names: as the option ``--namespace``.
+        namespace_file: as the option.
+        unused_for_s: only namespaces that were not used for so long.
+        must_list: whether a place that cannot be listed ends the command.
+
+    Raises:
+        TierKVError: nothing of the kind is there; says what to do.
+    """
+    target = Target(find_places(where, load_plugins(), tier=tier, backend=backend))
+    since = None if unused_for_s is None else time.time() - unused_for_s
+    named = [] if namespace_file is None else read_namespace_file(namespace_file)
+    for place, found in stored_namespaces(target.places, NamespaceFilter(names, since), named):
+        if isinstance(found, StoredNamespace):
+            target.stores.append((place, found))
+        elif must_list:
+            raise found
+        else:
+            target.findings.append(Finding(FindingKind.UNUSABLE, place.name, "", place.where, str(found)))
+    if names and not target.stores and not target.findings:
+        raise BackendError(f"{where}: no namespace matches {', '.join(names)}; `tierkv ls {where}` lists them")
+    target.stores.sort(key=lambda each: each[1].last_used_s or 0.0)
+    return target
+
+
+def chunk_filter(
+    tenant: Tenant | None = None, older_than_s: float | None = None, keys: tuple[str, ...] = ()
+) -> ChunkFilter:
+    """Return the choice of chunks that the options make."""
+    before = None if older_than_s is None else time.time() - older_than_s
+    return ChunkFilter(tenant, before, frozenset(key.lower() for key in keys) or None)
+
+
+def not_opened(place: Place, stored: StoredNamespace, error: TierKVError) -> Finding:
+    """Return the finding that a store could not be opened or listed."""
+    fingerprint = stored.namespace.fingerprint().hex()
+    return Finding(FindingKind.UNUSABLE, place.name, fingerprint, stored.namespace.model, str(error))

@@ -1,0 +1,110 @@
+"""Verification: read every chunk of a store and check it; remove what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tierkv.abc import DamagedEntry, StoredFrame
+from tierkv.errors import CorruptFrameError, TierKVError
+from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
+from tierkv.stores.selection import ChunkFilter
+from tierkv.stores.store import ReadFrame, Store
+
+
+@dataclass(slots=True)
+class Verified:
+    """Sums of a verification."""
+
+    chunks: int = 0
+    """Chunks that were read and are whole."""
+    frame_bytes: int = 0
+    """Bytes of their frames."""
+    findings: int = 0
+    """Number of findings."""
+    removed: int = 0
+    """Damaged chunks that were removed."""
+    gone: int = 0
+    """Chunks that another process removed meanwhile."""
+
+
+def verify_store(
+    store: Store,
+    sums: Verified,
+    *,
+    chosen: ChunkFilter | None = None,
+    repair: bool = False,
+    progress: Progress = no_progress,
+) -> Iterator[Finding]:
+    """Read and check every chosen chunk. Yield what is wrong.
+
+    Args:
+        store: open; for writing, if it is to be repaired.
+        sums: added to.
+        chosen: which chunks; None: all.
+        repair: whether damaged chunks are removed. One that cannot be read is kept: its device may recover.
+        progress: receives what was read.
+
+    Raises:
+        BackendError: the store cannot be listed.
+    """
+    damage: list[DamagedEntry] = []
+    listed = _frames(store, chosen or ChunkFilter(), damage)
+    for batch in store.read_all(listed):
+        yield from _damaged_entries(store, sums, damage, repair=repair)
+        for found in batch:
+            finding = _judged(store, sums, found, repair=repair)
+            if finding is not None:
+                sums.findings += 1
+                yield finding
+        progress(len(batch), sum(found.listed.frame_bytes for found in batch))
+    yield from _damaged_entries(store, sums, damage, repair=repair)
+
+
+def _frames(store: Store, chosen: ChunkFilter, damage: list[DamagedEntry]) -> Iterator[StoredFrame]:
+    """Yield the chosen frames; damage that the listing finds goes to ``damage``."""
+    for entry in store.list_frames():
+        if isinstance(entry, DamagedEntry):
+            damage.append(entry)
+        elif chosen.matches(entry):
+            yield entry
+
+
+def _judged(store: Store, sums: Verified, found: ReadFrame, *, repair: bool) -> Finding | None:
+    key = found.listed.key or b""
+    if found.header is not None:
+        sums.chunks += 1
+        sums.frame_bytes += found.listed.frame_bytes
+        return None
+    if found.error is None:
+        if store.is_live:
+            sums.gone += 1
+            return None
+        return _finding(store, FindingKind.MISSING, key.hex(), "it is listed, and not there")
+    if not isinstance(found.error, CorruptFrameError):
+        return _finding(store, FindingKind.UNREADABLE, key.hex(), str(found.error))
+    action = ""
+    if repair:
+        failed = store.remove_damaged(found.listed.key, str(found.error)) if found.listed.key else None
+        sums.removed += failed is None
+        action = "removed" if failed is None else f"not removed: {failed}"
+    return _finding(store, FindingKind.DAMAGED, key.hex(), str(found.error), action)
+
+
+def _damaged_entries(store: Store, sums: Verified, damage: list[DamagedEntry], *, repair: bool) -> Iterator[Finding]:
+    while damage:
+        entry = damage.pop()
+        action = ""
+        if repair and entry.remove is not None:
+            try:
+                entry.remove()
+                sums.removed += 1
+                action = "removed"
+            except TierKVError as error:
+                action = f"not removed: {error}"
+        sums.findings += 1
+        yield _finding(store, FindingKind.DAMAGED, entry.where, entry.reason, action)
+
+
+def _finding(store: Store, kind: FindingKind, subject: str, reason: str, action: str = "") -> Finding:
+    return Finding(kind, store.place.name, store.namespace.fingerprint().hex(), subject, reason, action)
