@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tierkv.errors import ConfigError
-from tierkv.replay.trace import read_trace
+from tierkv.replay.trace import load_trace, read_trace
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import tenant_of, tenant_of_salt
 
 LINES = '{"timestamp": 0, "hash_ids": [0, 1], "input_length": 700}\n\n{"timestamp": 1500.5, "hash_ids": [0, "x", 1]}\n'
 
@@ -65,3 +67,72 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             path.write_bytes(content)
         with pytest.raises(ConfigError, match=words):
             list(read_trace(path))
+
+
+FULL = (
+    '{"timestamp": 0, "hash_ids": [1, 2], "input_length": 700, "output_length": 9, "tenant": "acme", "session": "s",'
+    ' "hints": {"continues": "yes", "ttl_s": 60}}\n'
+    '{"timestamp": 5, "hash_ids": [1, 2], "tenant": null, "hints": null}\n'
+)
+
+
+def test_optional_fields_are_read(tmp_path: Path) -> None:
+    """Tenants decide what is shared, hints what is kept, and lengths what computing costs."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(FULL, encoding="utf-8")
+    table = load_trace(path)
+    assert table.num_chunks == 4
+    assert table.has_hints
+    for first, second in (read_trace(path), table.requests()):
+        assert (first.input_tokens, first.output_tokens, first.tenant) == (700, 9, "acme")
+        assert first.hints == RequestHints(session="s", continues=1.0, ttl_s=60.0)
+        assert (second.input_tokens, second.output_tokens, second.tenant, second.hints) == (None, None, None, NO_HINTS)
+        assert not set(first.keys) & set(second.keys)
+        assert tenant_of(first.keys[0]) == tenant_of_salt("acme")
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ('"input_length": -1', "input_length is -1, and must be a whole number of tokens from 0"),
+        ('"output_length": 1.5', "output_length is 1.5, and must be a whole number"),
+        ('"tenant": 7', "tenant is 7, and must be text of 1 to 4096 characters; leave the field out"),
+        ('"session": ""', "session is '', and must be text of 1 to 256 characters"),
+        ('"hints": [1]', "hints is [1], and must be an object such as"),
+        ('"hints": {"ttl": 3}', "in hints, ttl is unknown and ignored (did you mean 'ttl_s'?)"),
+        ('"hints": {"priority": 1000}', "in hints, priority = 1000 is ignored: give a whole number from -100 to 100"),
+        ('"timestamp": ' + "9" * 400, "timestamp is 9999"),
+        ('"is": "prompt", "timestamp": 3', "this is the record of a stack; `tierkv trace` turns it into a trace"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(tmp_path: Path, field: str, words: str) -> None:
+    """Line, field, value and fix: the author of a converter changes one thing and is done."""
+    path = tmp_path / "trace.jsonl"
+    ids = "" if "is" in field and "prompt" in field else '"hash_ids": [1], '
+    first = "" if '"timestamp"' in field else '"timestamp": 1, '
+    path.write_text("\n{" + ids + first + field + "}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        list(read_trace(path))
+    assert str(caught.value).startswith(f"trace {path}, line 2: ")
+    assert words in str(caught.value)
+
+
+def test_a_trace_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    """Memory is bounded by a number that a user knows, whatever the length of the file; whole requests are kept."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f'{{"timestamp": {i}, "hash_ids": [0, {i}]}}\n' for i in range(100)), encoding="utf-8")
+    seen: list[int] = []
+    cut = load_trace(path, 21, seen.append)
+    assert (len(cut), len(cut.chunks), cut.is_cut) == (10, 20, True)
+    assert seen[-1] == 10
+    whole = load_trace(path)
+    assert (len(whole), whole.is_cut, whole.num_chunks) == (100, False, 100)
+    assert [len(request.keys) for request in whole.requests()] == [2] * 100
+
+
+def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
+    """The hour before the first request."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n\n", encoding="utf-8")
+    assert not len(load_trace(path))
+    assert not list(load_trace(path).requests())

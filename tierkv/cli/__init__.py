@@ -1,7 +1,8 @@
 """The ``tierkv`` program: one module per command.
 
 - :mod:`~tierkv.cli.main`: entry point. Its table has the name and summary of each command.
-- ``check``, ``demo``, ``explain``, ``plugins``, ``replay``: one module or package each.
+- ``check``, ``demo``, ``explain``, ``plugins``: one module or package each.
+- :mod:`~tierkv.cli.planning`: the commands over traces of requests: ``replay``, ``trace``.
 - :mod:`~tierkv.cli.output`: JSON for programs and tables for terminals.
 - :mod:`~tierkv.cli.reference`: generator of docs/reference/cli.md.
 

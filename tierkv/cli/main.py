@@ -59,9 +59,10 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "ls": LazyCommand("tierkv.cli.stores.listing:ls", "List what a tier keeps: models, chunks, bytes, ages."),
     "new-plugin": LazyCommand("tierkv.cli.new_plugin:new_plugin", "Write the distribution of a new backend."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
-    "replay": LazyCommand("tierkv.cli.replay:replay_command", "Try policies and capacities on a trace of requests."),
+    "replay": LazyCommand("tierkv.cli.planning.replay:replay_command", "Play a trace against policies or stacks."),
     "rm": LazyCommand("tierkv.cli.stores.removing:rm", "Remove stored chunks by model, tenant, age or key."),
     "top": LazyCommand("tierkv.cli.top.command:top", "Watch a running stack: tiers, hits, speeds, what happened."),
+    "trace": LazyCommand("tierkv.cli.planning.trace:trace_command", "Turn the record of a stack into a trace."),
     "verify": LazyCommand("tierkv.cli.stores.verify:verify", "Read and check every stored chunk; remove damaged ones."),
     "warm": LazyCommand("tierkv.cli.stores.copying:warm", "Copy chunks up the tiers of a stack."),
 }

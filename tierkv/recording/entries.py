@@ -7,6 +7,8 @@ group. ``is`` is one of
 
     record     a stack was opened: its tiers, the wall clock
     request    a request changed its state: r, event, before, after
+    prompt     the prompt of a request, with its first answer: r, keys of its chunks from number at on; in the first
+               of its entries also asked (t of its first lookup), tokens, tenant and adapter (digests), hints
     answer     a lookup was answered: r, local and offered tokens (null: deferred), why, wanted and ready chunks
     job        a transfer between GPU and host begins: r, job, store, keys
     job end    a transfer has ended: job, r, failed keys
@@ -15,7 +17,7 @@ group. ``is`` is one of
     chunks     chunks became available or were removed: tier, event, keys
     health     a tier went out of service or back into it: tier, usable, why
     metrics    every few seconds: increments of counters and histograms, and all gauges, by the value of their label
-    finished   a request has ended: r, and its account
+    finished   a request has ended: r, its account, and its number of generated tokens
     reset      the host tier was emptied
     lost       entries could not be written in time: their number
 """

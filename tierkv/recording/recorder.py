@@ -15,7 +15,8 @@ from tierkv.scheduler.introspection import SchedulerView
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.keys import Key
+from tierkv.types.hints import HINTS, NO_HINTS, RequestHints, params_of
+from tierkv.types.keys import NO_SCOPE, Key, scope_of_key
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, TierListing, TierOp, TierReport
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
@@ -77,6 +78,7 @@ class Recorder:
         self._ops: dict[int, TierOp] = {}
         self._jobs: dict[int, tuple[str, bool, set[Key]]] = {}
         self._answers: dict[str, tuple[object, ...]] = {}
+        self._asked_s: dict[str, float] = {}  # time of the first lookup of requests whose prompt is not noted yet
         self._watched: tuple[Watched, Deltas] | None = None
         self._measure_s = self._opened_s
 
@@ -138,7 +140,11 @@ class Recorder:
             self._add("request", r=request_id, event=event.value, before=before.value, after=after.value)
 
     def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
-        """Note an answer to a lookup with its reason; a repeated answer is noted once."""
+        """Note an answer to a lookup with its reason; a repeated answer is noted once. The first one has the prompt."""
+        if request_id not in self._answers:
+            self._asked_s[request_id] = self._clock() - self._opened_s
+        if tokens is not None and request_id in self._asked_s:
+            self._note_prompt(request_id, self._asked_s.pop(request_id))
         note = self._view.explain_answer(request_id, tokens)
         answer = (local_tokens, tokens, note)
         if self._answers.get(request_id) == answer:
@@ -158,10 +164,25 @@ class Recorder:
             **missing,
         )
 
-    def finished(self, request_id: str, account: RequestAccount | None) -> None:
-        """Note the end of a request, with its account."""
+    def _note_prompt(self, request_id: str, asked_s: float) -> None:
+        prompt = self._view.prompt_of(request_id)
+        scope = scope_of_key(prompt.keys[0]) if prompt.keys else NO_SCOPE
+        fields: dict[str, object] = {"asked": round(asked_s, 6), "tokens": prompt.tokens}
+        if scope.tenant:
+            fields["tenant"] = scope.tenant.hex()
+        if scope.adapter:
+            fields["adapter"] = scope.adapter.hex()
+        if prompt.hints != NO_HINTS:
+            fields["hints"] = _as_json(prompt.hints)
+        for number, keys in enumerate(runs(prompt.keys)):
+            self._add("prompt", r=request_id, at=number * KEYS_PER_LINE, keys=keys, **(fields if not number else {}))
+
+    def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:
+        """Note the end of a request, with its account and its number of generated tokens, if known."""
         self._answers.pop(request_id, None)
-        self._add("finished", r=request_id, account={} if account is None else asdict(account))
+        self._asked_s.pop(request_id, None)
+        known = {} if generated is None else {"generated": generated}
+        self._add("finished", r=request_id, account={} if account is None else asdict(account), **known)
 
     # -- transfers ---------------------------------------------------------------------------------------------------
 
@@ -230,3 +251,8 @@ class Recorder:
     def reset_began(self) -> None:
         """Note that the host tier is about to be emptied."""
         self._add("reset")
+
+
+def _as_json(hints: RequestHints) -> dict[str, object]:
+    given = params_of(hints)[HINTS]
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in given.items()}

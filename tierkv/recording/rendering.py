@@ -26,6 +26,11 @@ def _request(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one sign
     return f"request {entry['r']}: {entry['before']} -> {entry['after']} ({entry['event']})"
 
 
+def _prompt(entry: Entry, is_wanted: Wanted) -> str:
+    tokens = f" has a prompt of {entry['tokens']} tokens:" if "tokens" in entry else ":"
+    return f"request {entry['r']}{tokens} {_count(entry['keys'], is_wanted)} of it, from number {entry['at']} on"
+
+
 def _answer(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one signature for all kinds
     asked = f"request {entry['r']} asked beyond {entry['local']} tokens"
     if entry["tokens"] is None:
@@ -107,6 +112,7 @@ def _unknown(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one sign
 _WORDS: dict[str, Callable[[Entry, Wanted], str]] = {
     "record": _record,
     "request": _request,
+    "prompt": _prompt,
     "answer": _answer,
     "job": _job,
     "job end": _job_end,

@@ -1,29 +1,24 @@
-"""Traces of requests with their times and chunks: one JSON object per line, as in published traces of LLM servers.
+"""Requests of a trace, with the keys of their chunks: one by one, or as a table that can be played several times.
 
-::
-
-    {"timestamp": 1200, "hash_ids": [0, 14, 15, 16]}
-
-``timestamp`` is in milliseconds and never decreases. ``hash_ids`` has the ids of the prompt's whole chunks from the
-front, as numbers or text. Like a chunk's key, an id identifies its chunk and all chunks before it: an id never follows
-two different ids. Other fields, such as lengths in tokens, are ignored. The file may be compressed (``.gz``).
+:mod:`~tierkv.replay.trace_lines` describes the format.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import math
-import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import IO
 
-from tierkv.errors import ConfigError
-from tierkv.types.keys import Key, make_key
+from tierkv.replay.trace_lines import ChunkId, read_lines
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import Key, make_key, make_keys, make_scope
 
-_FIX = 'a line of a trace is a JSON object such as {"timestamp": 1200, "hash_ids": [0, 14, 15]}'
+CHUNKS_MAX = 10_000_000
+"""Chunks of a trace that are read, unless another number is given. They take up to 250 bytes each while being read."""
+
+_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +29,28 @@ class TraceRequest:
     """Arrival in seconds since the trace's zero."""
     keys: tuple[Key, ...]
     """Keys of its chunks, from the front of the prompt."""
+    input_tokens: int | None = None
+    """Tokens of the prompt; None: the trace does not give them."""
+    output_tokens: int | None = None
+    """Tokens of the answer; None: the trace does not give them."""
+    tenant: str | None = None
+    """Tenant; None: none."""
+    hints: RequestHints = NO_HINTS
+    """Hints, with the session."""
 
 
 class KeysOfIds:
-    """Keys by id of a trace. Each key is one shared object, because a trace repeats ids."""
+    """Keys by tenant and id of a trace. Each key is one shared object, because a trace repeats ids."""
 
     def __init__(self) -> None:
-        self._keys: dict[int | str, Key] = {}
+        self._keys: dict[tuple[str | None, ChunkId], Key] = {}
 
-    def key(self, chunk_id: int | str) -> Key:
-        """Return the key of an id.
-
-        Raises:
-            ValueError: the id is a number below 0 or of more than 16 bytes.
-        """
-        key = self._keys.get(chunk_id)
+    def key(self, chunk_id: ChunkId, tenant: str | None = None) -> Key:
+        """Return the same object for each repetition of an id."""
+        key = self._keys.get((tenant, chunk_id))
         if key is None:
-            try:
-                raw = chunk_id.encode() if isinstance(chunk_id, str) else chunk_id.to_bytes(16, "big")
-            except OverflowError as error:
-                raise ValueError(f"{chunk_id} is not from 0 to 2**128 - 1") from error
-            key = self._keys[chunk_id] = make_key(raw, 0)
+            raw = chunk_id.encode() if isinstance(chunk_id, str) else chunk_id.to_bytes(_ID_BYTES, "big")
+            key = self._keys[tenant, chunk_id] = make_key(raw, 0, make_scope(tenant, None))
         return key
 
 
@@ -65,52 +61,106 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
         ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
     """
     ids = KeysOfIds()
-    before = TraceRequest(float("-inf"), ())
-    place = f"trace {path}"
-    try:
-        with _opened(path) as lines:
-            for number, line in enumerate(lines, 1):
-                place = f"trace {path}, line {number}"
-                if line.strip():
-                    before = _request(line, ids, before, place)
-                    yield before
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"{place}: the file cannot be read further: {reason}") from error
+    for line in read_lines(path):
+        keys = tuple(ids.key(chunk_id, line.tenant) for chunk_id in line.chunk_ids)
+        yield TraceRequest(line.at_s, keys, line.input_tokens, line.output_tokens, line.tenant, line.hints)
 
 
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+class Trace:
+    """Requests of a trace as columns: 4 bytes per chunk, some 40 bytes per request. Chunks are numbered from 0.
+
+    Attributes:
+        chunks: numbers of the chunks of all requests, one after the other.
+        starts: index of each request's first chunk in ``chunks``; one more entry for the end.
+        at_s: arrivals, in seconds.
+        input_tokens: tokens of the prompts; -1: not given.
+        output_tokens: tokens of the answers; -1: not given.
+        tenants: number of the tenant of each request, in ``tenant_names``.
+        tenant_names: None for requests without a tenant.
+        hints: hints of each request, as its number in ``hints_known``.
+        hints_known: different hints.
+        num_chunks: different chunks.
+        is_cut: whether the trace goes on behind the last request here, because of the bound on chunks.
+    """
+
+    def __init__(self) -> None:
+        self.chunks = array("I")
+        self.starts = array("Q", [0])
+        self.at_s = array("d")
+        self.input_tokens = array("i")
+        self.output_tokens = array("i")
+        self.tenants = array("I")
+        self.tenant_names: list[str | None] = []
+        self.hints = array("I")
+        self.hints_known: list[RequestHints] = []
+        self.num_chunks = 0
+        self.is_cut = False
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return len(self.at_s)
+
+    @property
+    def has_hints(self) -> bool:
+        """Whether a hint of some request may change where its chunks are stored or loaded from, or how long."""
+        return any(
+            hints.load_tiers is not None
+            or hints.store is not None
+            or hints.max_load_tokens is not None
+            or hints.max_offload_tokens is not None
+            or hints.has_retention
+            for hints in self.hints_known
+        )
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """Yield all requests. Keys are made anew, so that none is kept."""
+        scopes = [make_scope(name, None) for name in self.tenant_names]
+        for number, (start, end) in enumerate(pairwise(self.starts)):
+            raw = [chunk.to_bytes(_ID_BYTES, "big") for chunk in self.chunks[start:end]]
+            tenant = self.tenants[number]
+            yield TraceRequest(
+                self.at_s[number],
+                tuple(make_keys(raw, 0, scopes[tenant])),
+                _known(self.input_tokens[number]),
+                _known(self.output_tokens[number]),
+                self.tenant_names[tenant],
+                self.hints_known[self.hints[number]],
+            )
 
 
-def _request(line: str, ids: KeysOfIds, before: TraceRequest, place: str) -> TraceRequest:
-    """Parse one line.
+def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int], None] = lambda _: None) -> Trace:
+    """Read a trace into memory, up to the request with which it has more than ``chunks_max`` chunks.
+
+    Args:
+        path: the file.
+        chunks_max: bound on chunks of all requests together.
+        progress: called now and then with the number of requests so far.
 
     Raises:
-        ConfigError: the line is no request.
+        ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
     """
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place}: this is not JSON ({error}); {_FIX}") from error
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{place}: {line.strip()[:80]!r} is no object; {_FIX}")
-    missing = [name for name in ("timestamp", "hash_ids") if name not in entry]
-    if missing:
-        raise ConfigError(f"{place}: {' and '.join(missing)} is missing; {_FIX}")
-    timestamp, chunk_ids = entry["timestamp"], entry["hash_ids"]
-    if type(timestamp) not in {int, float} or not math.isfinite(timestamp):
-        raise ConfigError(f"{place}: timestamp is {timestamp!r}, and must be a number of milliseconds; {_FIX}")
-    if timestamp / 1000 < before.at_s:
-        raise ConfigError(
-            f"{place}: timestamp {timestamp:g} is before that of the last request, {1000 * before.at_s:g}; sort the "
-            "lines by it"
-        )
-    if not isinstance(chunk_ids, list) or not all(type(chunk_id) in {int, str} for chunk_id in chunk_ids):
-        raise ConfigError(f"{place}: hash_ids must be a list of whole numbers or of texts; {_FIX}")
-    try:
-        return TraceRequest(timestamp / 1000, tuple(ids.key(chunk_id) for chunk_id in chunk_ids))
-    except ValueError as error:
-        raise ConfigError(f"{place}: in hash_ids, {error}") from error
+    trace = Trace()
+    numbers: dict[tuple[int, ChunkId], int] = {}
+    tenants: dict[str | None, int] = {}
+    hints: dict[RequestHints, int] = {}
+    for line in read_lines(path):
+        if len(trace.chunks) + len(line.chunk_ids) > chunks_max:
+            trace.is_cut = True
+            break
+        tenant = tenants.setdefault(line.tenant, len(tenants))
+        trace.chunks.extend([numbers.setdefault((tenant, one), len(numbers)) for one in line.chunk_ids])
+        trace.starts.append(len(trace.chunks))
+        trace.at_s.append(line.at_s)
+        trace.input_tokens.append(-1 if line.input_tokens is None else line.input_tokens)
+        trace.output_tokens.append(-1 if line.output_tokens is None else line.output_tokens)
+        trace.tenants.append(tenant)
+        trace.hints.append(hints.setdefault(line.hints, len(hints)))
+        if not len(trace) % 4096:
+            progress(len(trace))
+    trace.tenant_names, trace.hints_known, trace.num_chunks = list(tenants), list(hints), len(numbers)
+    progress(len(trace))
+    return trace
+
+
+def _known(tokens: int) -> int | None:
+    return None if tokens < 0 else tokens

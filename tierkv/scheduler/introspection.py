@@ -13,6 +13,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.requests.record import RequestRecord, Watcher
 from tierkv.scheduler.requests.request_state import RequestState
+from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
 
@@ -28,6 +29,18 @@ class AnswerNote:
     """Number of these chunks, from the front, that are readable in the host tier."""
     missing: Key | None = None
     """First chunk behind the hit, if the request has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptNote:
+    """Prompt of a request, as a record keeps it."""
+
+    tokens: int
+    """Tokens of the prompt."""
+    keys: tuple[Key, ...]
+    """Its whole chunks from the front, of the first group with full attention."""
+    hints: RequestHints
+    """Hints of the request."""
 
 
 class SchedulerView:
@@ -51,6 +64,12 @@ class SchedulerView:
         """Headers of a request that name the trace it is part of; empty if the engine provides none."""
         record = self._records.get(request_id)
         return getattr(record and record.request, "trace_headers", None) or {}
+
+    def prompt_of(self, request_id: str) -> PromptNote:
+        """Prompt of a request that is not forgotten. Complete once a lookup was answered with a number."""
+        record = self._records[request_id]
+        tokens, group = record.request.num_prompt_tokens, record.search_groups[0]
+        return PromptNote(tokens, tuple(group.keys[: tokens // group.chunk_tokens]), record.ctx.hints)
 
     def has_job(self, job_id: int) -> bool:
         """Whether the transfer is in flight."""

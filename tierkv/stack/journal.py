@@ -46,8 +46,8 @@ class StepJournal(Protocol):
     def jobs_ended(self, output: WorkerOutput) -> None:
         """Note a report of the workers, after the scheduler has processed it."""
 
-    def finished(self, request_id: str, account: RequestAccount | None) -> None:
-        """Note the end of a request, with its account."""
+    def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:
+        """Note the end of a request, with its account and its number of generated tokens, if known."""
 
     def reset_began(self) -> None:
         """Note that the host tier is about to be emptied."""
@@ -85,7 +85,7 @@ class NoJournal:
     def jobs_ended(self, output: WorkerOutput) -> None:
         """Do nothing."""
 
-    def finished(self, request_id: str, account: RequestAccount | None) -> None:
+    def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:
         """Do nothing."""
 
     def reset_began(self) -> None:

@@ -306,6 +306,8 @@ def _recorder(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence
     head = {
         "is": "record", "step": 0, "t": 0, "version": 1, "model": plan.namespace.model, "pid": os.getpid(),
         "opened": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "tiers": ["host", *tier_names],
+        "chunk_tokens": plan.geometry.groups[plan.geometry.lookup_order[0]].chunk_tokens,
+        "chunk_bytes": sum(group.payload_bytes for group in plan.geometry.groups),
     }  # fmt: skip
     writer = RecordWriter(
         _path_of_replica(Path(record.path), plan.engine.replica),

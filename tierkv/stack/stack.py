@@ -243,7 +243,11 @@ class Stack:
         self._stats.finished(request.request_id, self._clock())
         result = self._scheduler.request_finished(request, block_ids)
         if self._is_recorded:
-            self._journal.finished(request.request_id, self.request_account(request.request_id))
+            account, generated = (
+                self.request_account(request.request_id),
+                request.num_tokens - request.num_prompt_tokens,
+            )
+            self._journal.finished(request.request_id, account, generated)
         return result
 
     def drop_request(self, request_id: str) -> None:

@@ -5,14 +5,13 @@ A stack opens its tiers with it when it starts, and those that are attached late
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tierkv.abc import (
-    AsyncBackend,
-    Backend,
     BackendContext,
     Capabilities,
     Codec,
@@ -54,6 +53,95 @@ PINNED_BY_WRITES_SHARE = 0.5
 """Share of the host slots that pending writes to lower tiers may pin, all tiers together."""
 
 
+class TierTables:
+    """Maker of the tables of tiers for the manager, with their eviction policies. Does no I/O.
+
+    A stack has one for its tiers, a replay one for tiers that it does not open.
+
+    Args:
+        registry: the installed plugins.
+        slot_bytes: bytes of a host slot.
+        tenants_max: tenants with a quota of their own, in each tier.
+        counters: count failed policies.
+        rng: source of chance.
+    """
+
+    def __init__(
+        self, registry: PluginRegistry, slot_bytes: int, tenants_max: int, counters: CoreCounters, rng: random.Random
+    ) -> None:
+        self._registry = registry
+        self._slot_bytes = slot_bytes
+        self._tenants_max = tenants_max
+        self._counters = counters
+        self._rng = rng
+
+    def make_host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
+        """Make the host tier's eviction policy; one for each tenant, where there are quotas."""
+        return self._make_policy_with_quotas(config, plugin, num_slots * self._slot_bytes, HOST)
+
+    def _make_policy_with_quotas(
+        self,
+        config: HostConfig | TierConfig,
+        plugin: PolicyPlugin,
+        capacity_bytes: int | None,
+        tier: str,
+    ) -> EvictionPolicy:
+        slot_bytes = self._slot_bytes
+        if capacity_bytes is None or (config.tenant_quota is None and not config.tenant_quotas):
+            return self._make_policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
+        named = {tenant_of_salt(salt or None): quota for salt, quota in config.tenant_quotas.items()}
+        quotas = Quotas(capacity_bytes, config.tenant_quota, named, self._tenants_max)
+        return TenantPolicy(lambda chunks: self._make_policy(plugin, chunks, tier), quotas, slot_bytes)
+
+    def _make_policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
+        """Make an eviction policy for up to ``chunks`` chunks (None: no bound), guarded unless it is built in."""
+        origin = self._registry.policies[plugin.name].origin
+        policy = open_value(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
+        return policy if origin.is_builtin else GuardedPolicy(policy, tier, self._counters)
+
+    def make_table(
+        self,
+        index: int,
+        tier: ResolvedTier,
+        backend: object,
+        directory: KeyDirectory | None = None,
+    ) -> LowerTier:
+        """Make the empty table of a tier for the manager.
+
+        Args:
+            index: number of the tier.
+            tier: its description.
+            backend: may state its room (:class:`SupportsRoomLimit`); None: the tier is not opened.
+            directory: directory of keys to share with other tiers. None for a tier that is attached to a running
+                stack: another thread fills its table.
+
+        Raises:
+            PluginError: policy or backend is broken.
+        """
+        config = tier.config
+        capacity = config.capacity
+        if capacity is not None and isinstance(backend, SupportsRoomLimit):
+            capacity = min(capacity, _checked_room(backend.room_bytes, config.name))
+        limits = LowerTierLimits(
+            capacity_bytes=capacity,
+            write=WritePolicy(config.write),
+            queue_chunks_max=max(1, config.queue_bytes_max // self._slot_bytes),
+            probe_deadline_s=config.probe_deadline_s,
+            read_deadline_s=config.read_deadline_s,
+            write_deadline_s=config.write_deadline_s,
+            probe_keys_max=config.probe_keys_max,
+            concurrency=dispatch_limits(tier).concurrency(tier.backend.capabilities.preferred_concurrency),
+            presence_ttl_s=config.presence_ttl_s,
+            absence_ttl_s=config.absence_ttl_s,
+            presence_keys_max=config.presence_keys_max,
+            seen_keys_max=config.seen_keys_max,
+            exact=not config.lossy,
+        )
+        policy = self._make_policy_with_quotas(config, tier.policy, capacity, config.name)
+        salt = self._rng.getrandbits(32)
+        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy, directory, rank_salt=salt)
+
+
 class TierFactory:
     """Factory of the tiers of one stack. Its methods block; any thread.
 
@@ -89,10 +177,10 @@ class TierFactory:
         self._namespace = namespace
         self._sealer = sealer
         self._arena = arena
-        self._counters = counters
-        self._tenants_max = tenants_max
         self._geometry = geometry
         self._replica_namespace = replace(namespace, replica=replica)
+        self.tables = TierTables(registry, arena.slot_bytes, tenants_max, counters, runtime.rng)
+        """Tables and policies of the tiers, for the manager."""
 
     def open_tier(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """Open the backend of a tier and wrap it. codecs: by name, those that may have written stored frames.
@@ -154,68 +242,6 @@ class TierFactory:
         origin = self._registry.codecs[plugin.name].origin
         context = CodecContext(self._namespace)
         return open_value(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
-
-    def make_host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
-        """Make the host tier's eviction policy; one for each tenant, where there are quotas."""
-        return self._make_policy_with_quotas(config, plugin, num_slots * self._arena.slot_bytes, HOST)
-
-    def _make_policy_with_quotas(
-        self,
-        config: HostConfig | TierConfig,
-        plugin: PolicyPlugin,
-        capacity_bytes: int | None,
-        tier: str,
-    ) -> EvictionPolicy:
-        slot_bytes = self._arena.slot_bytes
-        if capacity_bytes is None or (config.tenant_quota is None and not config.tenant_quotas):
-            return self._make_policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
-        named = {tenant_of_salt(salt or None): quota for salt, quota in config.tenant_quotas.items()}
-        quotas = Quotas(capacity_bytes, config.tenant_quota, named, self._tenants_max)
-        return TenantPolicy(lambda chunks: self._make_policy(plugin, chunks, tier), quotas, slot_bytes)
-
-    def _make_policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
-        """Make an eviction policy for up to ``chunks`` chunks (None: no bound), guarded unless it is built in."""
-        origin = self._registry.policies[plugin.name].origin
-        policy = open_value(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
-        return policy if origin.is_builtin else GuardedPolicy(policy, tier, self._counters)
-
-    def make_table(
-        self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend, directory: KeyDirectory | None = None
-    ) -> LowerTier:
-        """Make the empty table of a tier for the manager.
-
-        Args:
-            index: number of the tier.
-            tier: its description.
-            backend: may state its room (:class:`SupportsRoomLimit`).
-            directory: directory of keys to share with other tiers. None for a tier that is attached to a running
-                stack: another thread fills its table.
-
-        Raises:
-            PluginError: policy or backend is broken.
-        """
-        config = tier.config
-        capacity = config.capacity
-        if capacity is not None and isinstance(backend, SupportsRoomLimit):
-            capacity = min(capacity, _checked_room(backend.room_bytes, config.name))
-        limits = LowerTierLimits(
-            capacity_bytes=capacity,
-            write=WritePolicy(config.write),
-            queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
-            probe_deadline_s=config.probe_deadline_s,
-            read_deadline_s=config.read_deadline_s,
-            write_deadline_s=config.write_deadline_s,
-            probe_keys_max=config.probe_keys_max,
-            concurrency=dispatch_limits(tier).concurrency(tier.backend.capabilities.preferred_concurrency),
-            presence_ttl_s=config.presence_ttl_s,
-            absence_ttl_s=config.absence_ttl_s,
-            presence_keys_max=config.presence_keys_max,
-            seen_keys_max=config.seen_keys_max,
-            exact=not config.lossy,
-        )
-        policy = self._make_policy_with_quotas(config, tier.policy, capacity, config.name)
-        salt = self._runtime.rng.getrandbits(32)
-        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy, directory, rank_salt=salt)
 
 
 def _needs_own_buffers(config: TierConfig, capabilities: Capabilities) -> bool:

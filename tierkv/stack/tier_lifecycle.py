@@ -182,7 +182,7 @@ class TierChanges:
         """List what an opened tier holds. The tier is closed if that fails."""
         try:
             entries, ranks = self._scan(tier, scan_timeout_s)
-            lower = self._factory.make_table(next(self._indices), resolved, tier.backend)
+            lower = self._factory.tables.make_table(next(self._indices), resolved, tier.backend)
             lower.load_index(entries, ranks)
         except BaseException:
             close_backend(tier.backend)

@@ -226,7 +226,7 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     undo.callback(dispatcher.close, 0.0)
     directory = KeyDirectory()
     lower = [
-        factory.make_table(index, resolved, tier.backend, directory)
+        factory.tables.make_table(index, resolved, tier.backend, directory)
         for index, (resolved, tier) in enumerate(zip(served, tiers, strict=True))
     ]
     share_host_slots(lower, arena.num_slots)
@@ -271,7 +271,7 @@ def _open_side_by_side(
 def host_tier(plan: StackPlan, opened: OpenedTiers) -> HostTier:
     """Return the empty host tier, with the eviction policy of the description."""
     slots = opened.arena.num_slots
-    return HostTier(slots, opened.factory.make_host_policy(plan.config.host, plan.resolved.host_policy, slots))
+    return HostTier(slots, opened.factory.tables.make_host_policy(plan.config.host, plan.resolved.host_policy, slots))
 
 
 def reserved_chunks_max(plan: StackPlan, opened: OpenedTiers) -> int:

@@ -131,6 +131,12 @@ def parse_hints(params: object, tiers: Collection[str] | None = None) -> tuple[R
     return (RequestHints(**found) if found else NO_HINTS), faults
 
 
+def params_of(hints: RequestHints) -> dict[str, Any]:
+    """Parameters of a request that has these hints: what :func:`parse_hints` reads."""
+    given = {name: getattr(hints, name) for name in ALLOWED if getattr(hints, name) != getattr(NO_HINTS, name)}
+    return {HINTS: given} if given else {}
+
+
 def _read_all(given: object, found: dict[str, Any], faults: list[HintFault]) -> None:
     if given is None:
         return

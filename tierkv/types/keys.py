@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import NewType, cast
+from typing import NamedTuple, NewType, cast
 
 Key = NewType("Key", bytes)
 """Identity of one chunk of one KV cache group. Opaque bytes. Hashes are chained, so a key identifies a whole prefix."""
@@ -72,6 +72,27 @@ def tenant_of(key: bytes) -> Tenant:
         return NO_TENANT
     digest = key[len(_SCOPE_MARK) : len(_SCOPE_MARK) + DIGEST_BYTES]
     return Tenant(digest) if any(digest) else NO_TENANT
+
+
+class Scope(NamedTuple):
+    """Digests in the key of a chunk that not all requests share."""
+
+    tenant: Tenant = NO_TENANT
+    """Tenant; empty: none."""
+    adapter: bytes = b""
+    """Digest of the adapter; empty: none."""
+
+
+NO_SCOPE = Scope()
+"""Scope of a chunk of the plain model, without a tenant."""
+
+
+def scope_of_key(key: bytes) -> Scope:
+    """Tenant and adapter that a chunk belongs to."""
+    if not key.startswith(_SCOPE_MARK):
+        return NO_SCOPE
+    adapter = key[len(_SCOPE_MARK) + DIGEST_BYTES : _SCOPE_BYTES]
+    return Scope(tenant_of(key), adapter if any(adapter) else b"")
 
 
 def split_key(key: bytes) -> tuple[bytes, int]:

@@ -94,3 +94,51 @@ def test_a_policy_that_breaks_is_named(tierkv: Run, trace: Path, break_plugin: C
     assert said.exit_code == 2
     assert "policy 'torn' of " in said.stderr
     assert "failed at 1 chunks: ZeroDivisionError" in said.stderr
+
+
+def test_stacks_are_played_and_reported_by_tier(tierkv: Run, trace: Path, tmp_path: Path) -> None:
+    """The tiers that a hit came from decide what it costs; tenants show who gains."""
+    lines = [json.loads(line) | {"tenant": f"t{i % 2}"} for i, line in enumerate(trace.read_text().splitlines())]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    stack = tmp_path / "stack.toml"
+    stack.write_text(
+        '[host]\ncapacity = "64KiB"\n[[tiers]]\nbackend = "disk"\npath = "/nowhere"\ncapacity = "2MiB"\n',
+        encoding="utf-8",
+    )
+    words = ("replay", trace, "--stack", stack, "--chunk-bytes", "4KiB")
+    told = json.loads(tierkv(*words, "--json").stdout)
+    (played,) = told["stacks"]
+    assert [tier["tier"] for tier in played["tiers"]] == ["host", "disk"]
+    assert played["hits"] == sum(tier["hits"] for tier in played["tiers"]) == 98
+    assert played["tiers"][1]["bytes_written"] == 4096 * played["tiers"][1]["chunks_written"] > 0
+    assert [tenant["requests"] for tenant in played["tenants"]] == [50, 50]
+    said = tierkv(*words)
+    assert said.exit_code == 0, said.output
+    assert "all tiers" in said.stdout
+    assert "tenants" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ([], "--stack needs the size of a chunk"),
+        (["--chunk-bytes", "4KiB", "--policy", "lru"], "--stack has its own capacities and policies"),
+        (["--chunk-bytes", "1GiB"], "host.capacity = 65536 bytes: a chunk of this trace needs"),
+    ],
+)
+def test_wrong_options_beside_a_stack_are_told(
+    tierkv: Run, trace: Path, tmp_path: Path, words: list[str], answer: str
+) -> None:
+    """Options that contradict a stack are refused, not ignored."""
+    stack = tmp_path / "stack.toml"
+    stack.write_text('[host]\ncapacity = "64KiB"\n', encoding="utf-8")
+    said = tierkv("replay", trace, "--stack", stack, *words)
+    assert said.exit_code == 2
+    assert answer in said.stderr
+
+
+def test_a_long_trace_is_cut_and_it_says_so(tierkv: Run, trace: Path, tmp_path: Path) -> None:
+    """The bound on memory is visible, with the option that raises it."""
+    said = tierkv("replay", trace, "--policy", "lru", "--chunks-max", 30, "--json")
+    assert json.loads(said.stdout)["requests"] == 10
+    assert "Only the first 10 requests were read; raise --chunks-max" in said.stderr

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tierkv.abc import EvictionPolicy
 from tierkv.cli.output import print_json, print_table
-from tierkv.config.units import parse_size, round_size
+from tierkv.cli.planning.options import CHUNKS_MAX_OPTION, ChunkCount, Size, cut_notice, progress_bar
+from tierkv.cli.planning.replay_stacks import replay_stacks
+from tierkv.config.units import round_size
 from tierkv.errors import PluginError
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
@@ -24,36 +24,12 @@ DEFAULT_SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Capacities to try, as shares of the different chunks of a trace."""
 
 
-class _Capacity(click.ParamType[int]):
-    name = "chunks"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a count, with a suffix for thousands or millions."""
-        text = str(value).strip().lower()
-        factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:], 1)
-        digits = text[:-1] if factor > 1 else text
-        if not digits.isascii() or not digits.isdigit() or not int(digits):
-            self.fail(f"{value!r} is no number of chunks; give one such as 3000, 30k or 1m", param, ctx)
-        return int(digits) * factor
-
-
-class _Size(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a size as in a configuration."""
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-
-
 @click.command("replay")
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "--capacity",
     "capacities",
-    type=_Capacity(),
+    type=ChunkCount(),
     multiple=True,
     help="Capacity of the tier in chunks: 3000, 30k, 1m. May be given several times. "
     "Default: six, from 0.3 % of the trace's different chunks to all of them.",
@@ -61,34 +37,57 @@ class _Size(click.ParamType[int]):
 @click.option(
     "--policy", "policies", multiple=True, help="A policy to try; may be given several times. Default: all installed."
 )
-@click.option("--chunk-bytes", type=_Size(), help="Size of a chunk, to show capacities in bytes as well: 2MiB.")
+@click.option("--chunk-bytes", type=Size(), help="Size of a chunk, to show capacities in bytes as well: 2MiB.")
+@click.option(
+    "--stack",
+    "stacks",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Description of a stack to play the trace through, in place of single policies; may be given several times. "
+    "Needs --chunk-bytes.",
+)
+@CHUNKS_MAX_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def replay_command(
-    *, trace: Path, capacities: Sequence[int], policies: Sequence[str], chunk_bytes: int | None, as_json: bool
+def replay_command(  # noqa: PLR0913 - one argument per option
+    *,
+    trace: Path,
+    capacities: Sequence[int],
+    policies: Sequence[str],
+    chunk_bytes: int | None,
+    stacks: Sequence[Path],
+    chunks_max: int,
+    as_json: bool,
 ) -> None:
-    """Replay the requests of TRACE against policies and capacities, and show hits and writes.
+    """Replay the requests of TRACE against policies and capacities, or through whole stacks; show hits and writes.
 
     TRACE: one JSON object per line with `timestamp` (milliseconds) and `hash_ids` (a prompt's chunks from its front;
-    an id identifies its chunk and all chunks before it), plain or in gzip. Hits are chunks found from the front of a
-    prompt without a gap. Two bounds are shown beside the policies: the best result with knowledge of the future, and
-    first in, first out. Nothing is stored, and no engine is needed. Exit code 0: success; 2: wrong use, no such trace,
-    or not a trace.
+    an id identifies its chunk and all chunks before it), plain or in gzip. Optional are `tenant`, `session`, `hints`,
+    `input_length` and `output_length`. `tierkv trace` makes a trace of one's own traffic. Hits are chunks found from
+    the front of a prompt without a gap. Two bounds are shown beside the policies: the best result with knowledge of the
+    future, and first in, first out. With --stack, the real scheduler, manager and policies serve the trace, and hits,
+    reads and writes are shown by tier. Nothing is stored, and no engine is needed. Exit code 0: success; 2: wrong use,
+    no such trace, or not a trace.
 
     \b
     Examples:
       tierkv replay trace.jsonl.gz
       tierkv replay trace.jsonl --capacity 10k --capacity 100k --chunk-bytes 2MiB
       tierkv replay trace.jsonl --policy lru --policy arc --json | jq '.results[] | .hit_percent'
+      tierkv replay trace.jsonl --stack stack.toml --stack larger.toml --chunk-bytes 2MiB
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     registry = load_plugins()
+    if stacks:
+        _check_stack_options(capacities, policies, chunk_bytes)
+        replay_stacks(trace, stacks, registry, chunk_bytes or 0, chunks_max, as_json=as_json)
+        return
     names = list(dict.fromkeys(policies)) or sorted(registry.policies)
     for name in names:
         registry.require_policy(name)
-    requests = list(read_trace(trace))
+    requests = _requests(trace, chunks_max)
     distinct = len({key for request in requests for key in request.keys})
     sizes = sorted(set(capacities)) or sorted({max(1, round(share * distinct)) for share in DEFAULT_SHARES})
     results: dict[str, dict[int, Replayed]] = {}
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("replaying", total=len(sizes) * (len(names) + 2))
         for size, name, played in _played(registry, names, requests, sizes, distinct):
             results.setdefault(name, {})[size] = played
@@ -99,11 +98,26 @@ def replay_command(
         _print(requests, distinct, results, chunk_bytes)
 
 
-def _progress() -> Progress:
-    """Progress bar, disabled where standard error is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+def _check_stack_options(capacities: Sequence[int], policies: Sequence[str], chunk_bytes: int | None) -> None:
+    if capacities or policies:
+        raise click.UsageError("--stack has its own capacities and policies: leave --capacity and --policy out")
+    if chunk_bytes is None:
+        raise click.UsageError(
+            "--stack needs the size of a chunk, since capacities are in bytes: add --chunk-bytes, such as 2MiB"
+        )
+
+
+def _requests(path: Path, chunks_max: int) -> list[TraceRequest]:
+    """Requests of a trace, up to the bound on chunks."""
+    requests: list[TraceRequest] = []
+    chunks = 0
+    for request in read_trace(path):
+        chunks += len(request.keys)
+        if chunks > chunks_max:
+            click.echo(cut_notice(len(requests)), err=True)
+            break
+        requests.append(request)
+    return requests
 
 
 def _played(

@@ -1,0 +1,186 @@
+"""Lines of a trace: reading, and errors that name line, field, value and fix.
+
+::
+
+    {"timestamp": 1200, "hash_ids": [0, 14, 15, 16], "input_length": 2000, "output_length": 90,
+     "tenant": "acme", "session": "c-81", "hints": {"continues": "yes"}}
+
+``timestamp`` is in milliseconds and never decreases. ``hash_ids`` has the ids of the prompt's chunks from the front, as
+numbers or text; the last chunk may be covered in part. Like a chunk's key, an id identifies its chunk and all chunks
+before it: an id never follows two different ids. All other fields are optional:
+
+- ``input_length``, ``output_length``: tokens of prompt and answer.
+- ``tenant``: the ``cache_salt`` of the request. Tenants share no chunk, whatever their ids.
+- ``session``: short for the hint of this name.
+- ``hints``: hints, as a request gives them in ``kv_transfer_params["tierkv"]``.
+
+Unknown fields are ignored. The file may be compressed (``.gz``).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tierkv.errors import ConfigError
+from tierkv.types.hints import HINTS, NO_HINTS, SESSION_CHARS_MAX, RequestHints, parse_hints
+
+ChunkId = int | str
+
+_FIX = 'a line of a trace is a JSON object such as {"timestamp": 1200, "hash_ids": [0, 14, 15]}'
+_ID_BYTES = 16
+_ID_MAX = 2 ** (8 * _ID_BYTES) - 1
+_TOKENS_MAX = 2**31 - 1
+TENANT_CHARS_MAX = 4096
+"""Characters of a tenant's name."""
+_SHOWN_CHARS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLine:
+    """One line, checked."""
+
+    at_s: float
+    """Arrival in seconds since the trace's zero."""
+    chunk_ids: list[ChunkId]
+    """Ids of the chunks, from the front of the prompt."""
+    input_tokens: int | None
+    """Tokens of the prompt; None: not given."""
+    output_tokens: int | None
+    """Tokens of the answer; None: not given."""
+    tenant: str | None
+    """Tenant; None: none."""
+    hints: RequestHints
+    """Hints, with the session."""
+
+
+def read_lines(path: Path) -> Iterator[TraceLine]:
+    """Yield the lines of a trace, in order. Empty lines are skipped.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
+    """
+    before_s = -math.inf
+    place = f"trace {path}"
+    try:
+        with _opened(path) as lines:
+            for number, text in enumerate(lines, 1):
+                place = f"trace {path}, line {number}"
+                if text.strip():
+                    line = _parsed(text, before_s, place)
+                    before_s = line.at_s
+                    yield line
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{place}: the file cannot be read further: {reason}") from error
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _parsed(text: str, before_s: float, place: str) -> TraceLine:
+    """Parse one line.
+
+    Raises:
+        ConfigError: the line is no request.
+    """
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place}: this is not JSON ({error}); {_FIX}") from error
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place}: {text.strip()[:_SHOWN_CHARS_MAX]!r} is no object; {_FIX}")
+    if "is" in entry and "hash_ids" not in entry:
+        raise ConfigError(f"{place}: this is the record of a stack; `tierkv trace` turns it into a trace")
+    missing = [name for name in ("timestamp", "hash_ids") if name not in entry]
+    if missing:
+        raise ConfigError(f"{place}: {' and '.join(missing)} is missing; {_FIX}")
+    return TraceLine(
+        _arrival(entry["timestamp"], before_s, place),
+        _chunk_ids(entry["hash_ids"], place),
+        _tokens(entry, "input_length", place),
+        _tokens(entry, "output_length", place),
+        _name(entry, "tenant", TENANT_CHARS_MAX, place),
+        _hints(entry, place),
+    )
+
+
+def _arrival(timestamp: object, before_s: float, place: str) -> float:
+    if type(timestamp) not in {int, float} or not _is_finite(timestamp):
+        raise ConfigError(f"{place}: timestamp is {_shown(timestamp)}, and must be a number of milliseconds; {_FIX}")
+    at_s = float(timestamp) / 1000  # type: ignore[arg-type]  # checked above
+    if at_s < before_s:
+        raise ConfigError(
+            f"{place}: timestamp {timestamp:g} is before that of the last request, {1000 * before_s:g}; sort the "
+            "lines by it"
+        )
+    return at_s
+
+
+def _is_finite(number: Any) -> bool:  # noqa: ANN401 - a number of JSON
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond the range of float
+        return False
+
+
+def _chunk_ids(ids: object, place: str) -> list[ChunkId]:
+    if not isinstance(ids, list) or not all(type(chunk_id) in {int, str} for chunk_id in ids):
+        raise ConfigError(f"{place}: hash_ids must be a list of whole numbers or of texts; {_FIX}")
+    for chunk_id in ids:
+        if isinstance(chunk_id, int) and not 0 <= chunk_id <= _ID_MAX:
+            raise ConfigError(f"{place}: in hash_ids, {_shown(chunk_id)} is not from 0 to 2**128 - 1")
+    return ids
+
+
+def _tokens(entry: dict[str, Any], name: str, place: str) -> int | None:
+    value = entry.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= _TOKENS_MAX:
+        raise ConfigError(
+            f"{place}: {name} is {_shown(value)}, and must be a whole number of tokens from 0 to 2**31 - 1; leave the "
+            "field out where it is unknown"
+        )
+    return value
+
+
+def _name(entry: dict[str, Any], name: str, chars_max: int, place: str) -> str | None:
+    value = entry.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= chars_max:
+        raise ConfigError(
+            f"{place}: {name} is {_shown(value)}, and must be text of 1 to {chars_max} characters; leave the field out "
+            "where there is none"
+        )
+    return value
+
+
+def _hints(entry: dict[str, Any], place: str) -> RequestHints:
+    given, session = entry.get("hints"), _name(entry, "session", SESSION_CHARS_MAX, place)
+    if given is None and session is None:
+        return NO_HINTS
+    if given is not None and not isinstance(given, dict):
+        raise ConfigError(f'{place}: hints is {_shown(given)}, and must be an object such as {{"continues": "yes"}}')
+    hints, faults = parse_hints({HINTS: {"session": session, **(given or {})}})
+    if faults:
+        raise ConfigError(f"{place}: in hints, {faults[0].message.replace(f'{HINTS}.', '', 1)}")
+    return hints
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a {type(value).__name__} of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
