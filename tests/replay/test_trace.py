@@ -101,6 +101,7 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
         ('"hints": [1]', "hints is [1], and must be an object such as"),
         ('"hints": {"ttl": 3}', "in hints, ttl is unknown and ignored (did you mean 'ttl_s'?)"),
         ('"hints": {"priority": 1000}', "in hints, priority = 1000 is ignored: give a whole number from -100 to 100"),
+        ('"hash_ids": [4, 5, 4]', "hash_ids has 4 twice; an id identifies its chunk and all chunks before it"),
         ('"timestamp": ' + "9" * 400, "timestamp is 9999"),
         ('"is": "prompt", "timestamp": 3', "this is the record of a stack; `tierkv trace` turns it into a trace"),
     ],
@@ -108,7 +109,7 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
 def test_a_wrong_field_is_named_with_its_value(tmp_path: Path, field: str, words: str) -> None:
     """Line, field, value and fix: the author of a converter changes one thing and is done."""
     path = tmp_path / "trace.jsonl"
-    ids = "" if "is" in field and "prompt" in field else '"hash_ids": [1], '
+    ids = "" if "prompt" in field or "hash_ids" in field else '"hash_ids": [1], '
     first = "" if '"timestamp"' in field else '"timestamp": 1, '
     path.write_text("\n{" + ids + first + field + "}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -120,13 +121,13 @@ def test_a_wrong_field_is_named_with_its_value(tmp_path: Path, field: str, words
 def test_a_trace_is_read_up_to_a_bound(tmp_path: Path) -> None:
     """Memory is bounded by a number that a user knows, whatever the length of the file; whole requests are kept."""
     path = tmp_path / "trace.jsonl"
-    path.write_text("".join(f'{{"timestamp": {i}, "hash_ids": [0, {i}]}}\n' for i in range(100)), encoding="utf-8")
+    path.write_text("".join(f'{{"timestamp": {i}, "hash_ids": [0, {i + 1}]}}\n' for i in range(100)), encoding="utf-8")
     seen: list[int] = []
     cut = load_trace(path, 21, seen.append)
     assert (len(cut), len(cut.chunks), cut.is_cut) == (10, 20, True)
     assert seen[-1] == 10
     whole = load_trace(path)
-    assert (len(whole), whole.is_cut, whole.num_chunks) == (100, False, 100)
+    assert (len(whole), whole.is_cut, whole.num_chunks) == (100, False, 101)
     assert [len(request.keys) for request in whole.requests()] == [2] * 100
 
 

@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "inspect": LazyCommand("tierkv.cli.stores.inspect:inspect", "Show one stored chunk, and whether it is whole."),
     "ls": LazyCommand("tierkv.cli.stores.listing:ls", "List what a tier keeps: models, chunks, bytes, ages."),
     "new-plugin": LazyCommand("tierkv.cli.new_plugin:new_plugin", "Write the distribution of a new backend."),
+    "plan": LazyCommand("tierkv.cli.planning.plan:plan_command", "Compare what stacks would save and cost."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
     "replay": LazyCommand("tierkv.cli.planning.replay:replay_command", "Play a trace against policies or stacks."),
     "rm": LazyCommand("tierkv.cli.stores.removing:rm", "Remove stored chunks by model, tenant, age or key."),

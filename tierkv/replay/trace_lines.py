@@ -139,6 +139,13 @@ def _chunk_ids(ids: object, place: str) -> list[ChunkId]:
     for chunk_id in ids:
         if isinstance(chunk_id, int) and not 0 <= chunk_id <= _ID_MAX:
             raise ConfigError(f"{place}: in hash_ids, {_shown(chunk_id)} is not from 0 to 2**128 - 1")
+    if len(set(ids)) < len(ids):
+        first = {one: place for place, one in reversed(list(enumerate(ids)))}
+        twice = next(one for place, one in enumerate(ids) if first[one] < place)
+        raise ConfigError(
+            f"{place}: hash_ids has {_shown(twice)} twice; an id identifies its chunk and all chunks before it: hash "
+            "each chunk together with the id before it"
+        )
     return ids
 
 

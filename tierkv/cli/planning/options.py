@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tierkv.config.units import parse_size
+from tierkv.errors import ConfigError
+from tierkv.planning.assumptions import TierSpeed
 from tierkv.replay.trace import CHUNKS_MAX
+from tierkv.reports.page import Page
+
+_LATENCY_S_MAX = 3600.0
 
 
 class ChunkCount(click.ParamType[int]):
@@ -46,6 +54,78 @@ CHUNKS_MAX_OPTION = click.option(
     help="Chunks of the trace to read, which bounds the memory: about 250 bytes each. The rest is left out, and a "
     "message says so.",
 )
+
+
+HTML_OPTION = click.option(
+    "--html", type=click.Path(path_type=Path), help="File for a report with tables and plots: one page, no network."
+)
+
+
+class SpeedOf(click.ParamType[tuple[str, TierSpeed]]):
+    """Speed of a tier: ``disk=3GB`` or ``disk=3GB,0.2ms``."""
+
+    name = "name=bytes[,time]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, TierSpeed]:
+        """Parse the name of a tier and its speed."""
+        name, equals, rest = str(value).partition("=")
+        rate, comma, latency = rest.partition(",")
+        try:
+            bytes_per_s = parse_size(rate.removesuffix("/s").strip())
+            latency_s = _seconds(latency) if comma else 0.0
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}; give a speed such as disk=3GB,0.2ms", param, ctx)
+        if not equals or not name.strip():
+            self.fail(f"{value!r} names no tier; give a speed such as disk=3GB,0.2ms", param, ctx)
+        return name.strip(), TierSpeed(float(bytes_per_s), latency_s)
+
+
+class PriceOf(click.ParamType[tuple[str, float]]):
+    """Price per GiB of a tier, or of an engine: ``disk=0.08``."""
+
+    name = "name=price"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        """Parse a name and its price."""
+        name, _, text = str(value).partition("=")
+        try:
+            price = float(text)
+        except ValueError:
+            price = math.nan
+        if not name.strip() or not math.isfinite(price) or price < 0:
+            self.fail(f"{value!r} is no price; give one such as disk=0.08, per GiB", param, ctx)
+        return name.strip(), price
+
+
+def _seconds(text: str) -> float:
+    """Parse a time such as ``0.2ms``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = text.strip()
+    unit = next((unit for unit in ("us", "ms", "s") if text.endswith(unit)), None)
+    if unit is None:
+        raise ValueError(f"{text!r} is no time: write it in us, ms or s")
+    value = float(text.removesuffix(unit)) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
+    if not 0 <= value <= _LATENCY_S_MAX:
+        raise ValueError(f"{text!r} is not from 0 to {_LATENCY_S_MAX:.0f} s")
+    return value
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write a report, and say where it is.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        page.write(path)
+    except OSError as error:
+        raise ConfigError(
+            f"--html {path}: {error.strerror or error}; name a file in a folder that exists and may be written to"
+        ) from error
+    click.echo(f"Report: {path}", err=True)
 
 
 def cut_notice(requests: int) -> str:

@@ -1,0 +1,139 @@
+"""`tierkv plan`: the table, the JSON, the page, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, look_at
+from click.testing import Result
+from made_traces import conversations
+
+Run = Callable[..., Result]
+STACK = '[host]\ncapacity = "{host}KiB"\n[[tiers]]\nbackend = "disk"\npath = "/nowhere"\ncapacity = "{disk}KiB"\n'
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two hundred prompts of conversations, two a second, with lengths and tenants."""
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 500 * i, "hash_ids": ids, "input_length": 16 * len(ids) - 3, "tenant": f"t{i % 3}"}
+        for i, ids in enumerate(conversations(7, 200))
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def stacks(tmp_path: Path) -> list[str]:
+    """Two stacks, as options."""
+    words = []
+    for name, disk in (("small", 400), ("large", 40_000)):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(STACK.format(host=200, disk=disk), encoding="utf-8")
+        words += ["--stack", str(path)]
+    return words
+
+
+PRICES = ("--price", "host=3.5", "--price", "disk=0.1", "--price", "engine=1000")
+SIZES = ("--prefill", "200", "--chunk-bytes", "4KiB")
+
+
+def test_a_plan_in_json_has_every_answer(tierkv: Run, trace: Path, stacks: list[str]) -> None:
+    """A spreadsheet reads it: hits, times, traffic, prices and what more room brings, per stack."""
+    said = tierkv("plan", trace, *stacks, *SIZES, *PRICES, "--more", "1MiB", "--json")
+    assert said.exit_code == 0, said.output
+    told = json.loads(said.stdout)
+    small, large = told["stacks"]
+    assert told["assumed"]["chunk_tokens"] == 16
+    assert (small["stack"], large["stack"], told["best"]) == ("small", "large", "large")
+    assert large["hits"] > small["hits"] > 0
+    assert large["engines_saved"] == told["without"]["engines"] - large["engines"] > 0
+    assert large["ttft_p95_s"] < told["without"]["ttft_p95_s"]
+    assert large["price_saved"] == 1000 * large["engines_saved"]
+    assert {growth["tier"] for growth in small["growths"]} == {"host", "disk"}
+    assert small["growths"][1]["line"].startswith("1.00 MiB more on disk: +")
+    assert small["tiers"][1]["written"]["peak_minute"] is not None
+    assert small["worst_tenant"]["name"] in {"t0", "t1", "t2"}
+    assert len(told["left_out"]) >= 5
+
+
+def test_the_table_answers_in_a_sentence(tierkv: Run, trace: Path, stacks: list[str]) -> None:
+    """A reader who looks at one line reads the answer; the next lines say what is not included."""
+    said = tierkv("plan", trace, *stacks, *SIZES, *PRICES)
+    assert said.exit_code == 0, said.output
+    assert "large saves most for its price: " in said.stdout
+    assert "in place of" in said.stdout
+    assert "more on disk: +" in said.stdout
+    assert "Left out:" in said.stdout
+    assert "drive writes" in said.stdout
+
+
+def test_a_plan_as_a_page(tierkv: Run, trace: Path, stacks: list[str], tmp_path: Path) -> None:
+    """The page has the tables and plots, and is the same each time."""
+    for name in ("one.html", "two.html"):
+        said = tierkv("plan", trace, *stacks, *SIZES, "--html", tmp_path / name)
+        assert said.exit_code == 0, said.output
+        assert f"Report: {tmp_path / name}" in said.stderr
+    page = (tmp_path / "one.html").read_text(encoding="utf-8")
+    assert page == (tmp_path / "two.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 5
+    assert "large saves most" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)")
+def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[str], tmp_path: Path) -> None:
+    """No request, no error, no label outside of its plot."""
+    tierkv("plan", trace, *stacks, *SIZES, "--html", tmp_path / "plan.html")
+    seen = look_at(tmp_path / "plan.html", tmp_path)
+    assert not seen.console
+    assert not seen.facts["requests"]
+    assert not seen.facts["texts_outside"]
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--speed", "disk"], "give a speed such as disk=3GB,0.2ms"),
+        (["--speed", "disk=3GB,fast"], "'fast' is no time: write it in us, ms or s"),
+        (["--speed", "disk=three"], "give a speed such as disk=3GB,0.2ms"),
+        (["--price", "disk=cheap"], "'disk=cheap' is no price; give one such as disk=0.08, per GiB"),
+        (["--price", "host=1"], "there is no price of tier 'disk': add --price disk=PRICE"),
+        (["--speed", "dsk=1GB"], "--speed dsk=...: no stack has such a tier or backend"),
+        (["--prefill", "0"], "0"),
+        (["--html", "/nowhere/at/all.html"], "--html /nowhere/at/all.html: No such file or directory; name a file"),
+    ],
+)
+def test_wrong_options_are_told(tierkv: Run, trace: Path, stacks: list[str], words: list[str], answer: str) -> None:
+    """One message with the value and the fix, exit code 2, no traceback."""
+    said = tierkv("plan", trace, *stacks, *SIZES, *words)
+    assert said.exit_code == 2
+    assert answer in said.stderr
+    assert "Traceback" not in said.output
+
+
+def test_a_trace_without_lengths_needs_the_length_of_a_chunk(tierkv: Run, stacks: list[str], tmp_path: Path) -> None:
+    """The message names the option; with it, the plan is made."""
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text('{"timestamp": 0, "hash_ids": [1, 2]}\n' * 3, encoding="utf-8")
+    said = tierkv("plan", bare, *stacks, *SIZES)
+    assert (said.exit_code, "add --chunk-tokens, such as 512" in said.stderr) == (2, True)
+    assert tierkv("plan", bare, *stacks, *SIZES, "--chunk-tokens", 16).exit_code == 0
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    said = tierkv("plan", tmp_path / "empty.jsonl", *stacks, *SIZES, "--html", tmp_path / "empty.html")
+    assert said.exit_code == 0, said.output
+    assert "there is nothing to compare" in said.stdout
+
+
+def test_stacks_of_one_file_name_are_told_apart(tierkv: Run, trace: Path, tmp_path: Path) -> None:
+    """Candidates are often in folders of their own, each with a stack.toml."""
+    words = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stack.toml").write_text(STACK.format(host=200, disk=400), encoding="utf-8")
+        words += ["--stack", tmp_path / name / "stack.toml"]
+    told = json.loads(tierkv("plan", trace, *words, *SIZES, "--json").stdout)
+    assert [one["stack"] for one in told["stacks"]] == [str(word) for word in words[1::2]]
