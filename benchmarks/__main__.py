@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.measure import Settings
+from benchmarks.page import benchmarks_page
 from benchmarks.rows import Row, as_json, as_table
 
 BENCHMARKS = {
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "long_prompt": "worst call over the life of a prompt of 8,192 cold chunks, with up to 50 tiers and with windows",
     "waiting": "asking for up to 10,000 waiting requests in every step: per request, and the worst call",
     "burst": "160 prompts at once after a restart: tokens that are not computed; also in vLLM, where it is installed",
+    "plan_estimate": "times to the first token as `tierkv plan` estimates them, beside the reference engine",
     "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
     "recovery": "opening a disk tier that holds a million chunks",
 }
@@ -60,7 +62,7 @@ WINGS = {
         *("host_copies", "gpu_copies", "disk", "whole_stack"),
         *("lmdb_tier", "object_store", "valkey_server", "recovery"),
     ),
-    "workloads": ("traffic", "replay"),
+    "workloads": ("traffic", "replay", "plan_estimate"),
 }
 """Wing -> the benchmarks in it."""
 
@@ -71,18 +73,23 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.model is not None and not (arguments.model / "config.json").is_file():
         parser.error(f"--model {arguments.model}: there is no config.json in it; give a folder that transformers saved")
+    if arguments.html is not None and not arguments.html.parent.is_dir():
+        parser.error(f"--html {arguments.html}: its folder does not exist; create it first")
     # A checking stack measures its checks.
     os.environ.pop("TIERKV_VALIDATE", None)
     settings = Settings(arguments.quick, arguments.dir, arguments.trace, arguments.model, arguments.slow_down)
     names = list(BENCHMARKS) if "all" in arguments.names else arguments.names
     if not arguments.json:
         sys.stdout.write(f"{_machine()}\n")
+    results: dict[str, list[Row]] = {}
     for name in names:
         wing = next(wing for wing, modules in WINGS.items() if name in modules)
         run: Callable[[Settings], Iterable[Row]] = import_module(f"benchmarks.{wing}.{name}").run
-        rows = list(run(settings))
+        rows = results[name] = list(run(settings))
         sys.stdout.write(as_json(name, rows) if arguments.json else f"\n== {name}\n{as_table(rows)}")
         sys.stdout.flush()
+    if arguments.html is not None:
+        benchmarks_page(_machine(), results).write(arguments.html)
     return 0
 
 
@@ -96,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="+", choices=[*BENCHMARKS, "all"], metavar="NAME", help="see below; or all")
     parser.add_argument("--json", action="store_true", help="one JSON object per row and line")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and plots")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it runs, nothing else")
     parser.add_argument(
         "--dir",

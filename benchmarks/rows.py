@@ -88,7 +88,7 @@ def as_table(rows: Iterable[Row]) -> str:
     """Table: one line per row, further figures indented below it."""
     rows = list(rows)
     lines: list[Sequence[str]] = [("", "measured", "limit", "ratio", "(rounds)", "target", "")]
-    lines += [_cells(row) for row in rows]
+    lines += [cells_of(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = [_join(lines[0], widths)]
     for row, line in zip(rows, lines[1:], strict=True):
@@ -99,7 +99,8 @@ def as_table(rows: Iterable[Row]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _cells(row: Row) -> Sequence[str]:
+def cells_of(row: Row) -> Sequence[str]:
+    """Cells of a row in a table."""
     spread = f"({min(row.ratios):.2f} to {max(row.ratios):.2f}, {len(row.ratios)})" if row.ratios else ""
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
     return (

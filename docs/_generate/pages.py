@@ -22,6 +22,7 @@ import grafana
 import layers
 import logs_page
 import metrics_page
+import plots
 import states
 
 from tierkv import errors, hookspecs
@@ -250,6 +251,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "logs.md": logs_reference,
     "metrics.md": metrics_reference,
     "states.md": states_page,
+    **plots.PLOTS,
 }
 
 
@@ -265,6 +267,7 @@ def main(arguments: list[str]) -> int:
     names = outdated(REFERENCE, [name for name in arguments if not name.startswith("--")])
     for name in names:
         if "--check" not in arguments:
+            (REFERENCE / name).parent.mkdir(exist_ok=True)
             (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
         sys.stdout.write(f"docs/reference/{name}\n")
     return 1 if names and "--check" in arguments else 0

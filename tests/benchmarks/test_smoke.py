@@ -23,6 +23,7 @@ NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
     *("recovery", "codecs", "object_store", "valkey_server", "replay", "step_calls", "chunk_costs", "reset_held"),
     "whole_stack",
+    "plan_estimate",
     *("overload", "long_prompt", "waiting", "burst", "decode_step"),
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
@@ -41,9 +42,12 @@ def benchmark(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def rows(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Every row of every benchmark, at the smallest sizes; nothing may be left behind."""
     place = tmp_path_factory.mktemp("benchmarks")
-    done = benchmark(root, "all", "--quick", "--json", "--dir", str(place))
+    page = tmp_path_factory.mktemp("page") / "benchmarks.html"
+    done = benchmark(root, "all", "--quick", "--json", "--dir", str(place), "--html", str(page))
     assert done.returncode == 0, done.stderr
     assert not list(place.iterdir())
+    text = page.read_text(encoding="utf-8")
+    assert all(f"<h2>{name}</h2>" in text for name in NAMES), "the page lacks a benchmark"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -15,6 +15,7 @@ CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found :=
 """The browser; None: there is none."""
 
 _LOOK = """<script>
+window.addEventListener("load", () => {
 const texts = [...document.querySelectorAll("svg.tk")].flatMap(svg => {
   const frame = svg.getBoundingClientRect();
   return [...svg.querySelectorAll("text")].filter(text => {
@@ -37,6 +38,7 @@ seen.textContent = JSON.stringify({
   requests: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
 });
 document.body.append(seen);
+});
 </script>"""
 
 

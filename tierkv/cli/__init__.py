@@ -3,6 +3,7 @@
 - :mod:`~tierkv.cli.main`: entry point. Its table has the name and summary of each command.
 - ``check``, ``demo``, ``explain``, ``plugins``: one module or package each.
 - :mod:`~tierkv.cli.planning`: the commands over traces of requests: ``replay``, ``trace``, ``plan``.
+- :mod:`~tierkv.cli.pages`: reports of commands as HTML pages.
 - :mod:`~tierkv.cli.output`: JSON for programs and tables for terminals.
 - :mod:`~tierkv.cli.reference`: generator of docs/reference/cli.md.
 

@@ -4,6 +4,9 @@ Four nouns. A *chart* (:mod:`~tierkv.reports.line_chart`, :mod:`~tierkv.reports.
 itself as SVG. An *axis* chooses round ticks. A *section* of a :mod:`~tierkv.reports.page` is a paragraph, a table or a
 chart. The *style* has the colours, light and dark, which both kinds of output share.
 
+The code is our own and small: two kinds of charts. A plotting library would add tens of megabytes to every
+installation, and writes a plot for light or dark pages, but not one file for both.
+
 Invariants:
 
 - A page or a plot needs no network, no script and no font of its own. It follows the reader's light or dark setting.

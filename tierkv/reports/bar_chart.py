@@ -11,6 +11,7 @@ from tierkv.reports.svg import (
     LINE,
     MARGIN,
     WIDTH,
+    axis_label,
     colour_of,
     document,
     legend,
@@ -53,17 +54,28 @@ class BarChart:
         head, y = "", float(MARGIN + LINE + 10)
         if len(self.series) > 1:
             head, y = legend([name for name, _ in self.series], marks, MARGIN + 2 * LINE + 4)
-        left = MARGIN + 12 + min(_LABEL_MAX, max([text_width(label) for label in self.labels], default=0))
+        widest = max([text_width(label) for label in self.labels], default=0)
+        above = LINE if widest > _LABEL_MAX else 0  # long labels have a line of their own
+        left = float(MARGIN) if above else MARGIN + 12 + widest
         ends = [self._end(group) for group in range(len(self.labels))]
         room = max([text_width(self.x_format(end)) for end in ends], default=0) + 14
         axis = axis_for([*ends, self.reference or 0], left, WIDTH - MARGIN - room, high=self.x_high)
         top = y + 6
-        height = len(self.labels) * (rows * _BAR + _GAP) + _GAP / 2
+        step = above + rows * _BAR + _GAP
+        height = len(self.labels) * step + _GAP / 2
         bottom = top + height
         parts = [text(MARGIN, MARGIN + 15, self.title, "title"), head, vertical_grid(axis, self.x_format, top, bottom)]
+        if self.reference is not None:
+            x = axis.at(self.reference)
+            parts.append(
+                f'<path d="M{number(x)} {number(top)}V{number(bottom)}" class="line cr" stroke-dasharray="5 4"/>'
+            )
         for group, label in enumerate(self.labels):
-            y0 = top + _GAP / 2 + group * (rows * _BAR + _GAP)
-            parts.append(text(left - 10, y0 + rows * _BAR / 2 + 5, _cut(label), anchor="end"))
+            y0 = top + _GAP / 2 + group * step + above
+            if above:
+                parts.append(text(left, y0 - 4, _cut(label)))
+            else:
+                parts.append(text(left - 10, y0 + rows * _BAR / 2 + 5, label, anchor="end"))
             x0 = axis.at(0)
             for index, (_, values) in enumerate(self.series):
                 value = _finite(values[group])
@@ -75,12 +87,7 @@ class BarChart:
                 x0 = x1 if self.stacked else x0
             if self.stacked:
                 parts.append(text(x0 + 6, y0 + _BAR / 2 + 5, self.x_format(ends[group]), "dim small"))
-        if self.reference is not None:
-            x = axis.at(self.reference)
-            parts.append(
-                f'<path d="M{number(x)} {number(top)}V{number(bottom)}" class="line cr" stroke-dasharray="5 4"/>'
-            )
-        parts.append(text((left + WIDTH - MARGIN) / 2, bottom + 36, self.x_label, "dim small", "middle"))
+        parts.append(axis_label(self.x_label, left, WIDTH - MARGIN, bottom + 36))
         return document(self.title, self.x_label, "".join(parts), bottom + 46)
 
     def _end(self, group: int) -> float:
@@ -99,5 +106,5 @@ def _finite(value: float) -> float:
 
 
 def _cut(label: str) -> str:
-    letters = int(_LABEL_MAX // text_width("x"))
+    letters = int((WIDTH - 2 * MARGIN) // text_width("x"))
     return label if len(label) <= letters else f"{label[: letters - 1]}…"

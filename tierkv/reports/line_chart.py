@@ -12,6 +12,7 @@ from tierkv.reports.svg import (
     LINE,
     MARGIN,
     WIDTH,
+    axis_label,
     colour_of,
     document,
     horizontal_grid,
@@ -81,7 +82,7 @@ class LineChart:
             text(MARGIN, top - 10, self.y_label, "dim small"),
             horizontal_grid(y_axis, self.y_format, left, WIDTH - 22),
             vertical_grid(x_axis, self.x_format, top, bottom),
-            text((left + WIDTH - 22) / 2, bottom + 36, self.x_label, "dim small", "middle"),
+            axis_label(self.x_label, left, WIDTH - 22, bottom + 36),
         ]
         for (index, one, found), mark in zip(shown, marks, strict=True):
             parts.append(_line(index, one, found, mark, x_axis, y_axis))

@@ -52,7 +52,8 @@ def colours(selector: str) -> str:
 
 
 PLOT_CSS = (
-    f".tk text{{font-family:{FONT};font-size:15px;fill:var(--fg)}}"
+    f".tk text{{font-family:{FONT};font-size:15px;fill:var(--fg);"
+    "paint-order:stroke;stroke:var(--bg);stroke-width:3px;stroke-linejoin:round}"
     ".tk .dim{fill:var(--dim)}.tk .title{font-weight:600;font-size:17px}.tk .small{font-size:13.5px}"
     ".tk .grid{stroke:var(--grid);stroke-width:1}.tk .axis{stroke:var(--dim);stroke-width:1}"
     ".tk .line{fill:none;stroke-width:2.5;stroke-linejoin:round;stroke-linecap:round}"

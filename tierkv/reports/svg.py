@@ -13,7 +13,7 @@ WIDTH = 560
 MARGIN = 12
 LINE = 20
 """Height of a line of text."""
-_CHAR = 7.9  # average width of a character at 15 px
+_CHAR = 8.3  # average width of a character at 15 px
 
 
 def text_width(text: str) -> float:
@@ -31,6 +31,13 @@ def text(x: float, y: float, content: str, classes: str = "", anchor: str = "sta
     named = f' class="{classes}"' if classes else ""
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{number(x)}" y="{number(y)}"{named}{placed}>{html.escape(content)}</text>'
+
+
+def axis_label(content: str, start: float, end: float, y: float) -> str:
+    """Label of a horizontal axis, in the middle of it where it fits."""
+    half = text_width(content) * 0.45
+    middle = min(max((start + end) / 2, half + MARGIN), max(WIDTH / 2, WIDTH - MARGIN - half))
+    return text(middle, y, content, "dim small", "middle")
 
 
 def line(x1: float, y1: float, x2: float, y2: float, classes: str) -> str:

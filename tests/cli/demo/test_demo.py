@@ -113,11 +113,16 @@ def test_another_stack(tmp_path: Path) -> None:
 
 
 def test_the_table_is_for_people(tmp_path: Path) -> None:
-    """Without --json: a table per request, the totals, and a sentence that says what was shown."""
-    out = run("--workdir", str(tmp_path), "--conversations", "3").stdout
+    """Without --json: a table per request, the totals, and a sentence that says what was shown; the page has it too."""
+    page = tmp_path / "demo.html"
+    out = run("--workdir", str(tmp_path), "--conversations", "3", "--html", str(page)).stdout
     assert "user-00" in out
     assert "tokens computed (without tierkv)" in out
     assert "Every generated token equals the run without tierkv." in out
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 2
+    assert "Every generated token equals the run without tierkv." in text
+    assert "user-02" in text
 
 
 @pytest.mark.parametrize(

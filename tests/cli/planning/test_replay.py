@@ -142,3 +142,20 @@ def test_a_long_trace_is_cut_and_it_says_so(tierkv: Run, trace: Path, tmp_path: 
     said = tierkv("replay", trace, "--policy", "lru", "--chunks-max", 30, "--json")
     assert json.loads(said.stdout)["requests"] == 10
     assert "Only the first 10 requests were read; raise --chunks-max" in said.stderr
+
+
+def test_a_replay_as_a_page(tierkv: Run, trace: Path, tmp_path: Path) -> None:
+    """The curve over capacities says more than a table; stacks are bars by tier."""
+    said = tierkv("replay", trace, "--policy", "lru", "--html", tmp_path / "policies.html")
+    assert said.exit_code == 0, said.output
+    page = (tmp_path / "policies.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert "(knows the future)" in page
+    stack = tmp_path / "stack.toml"
+    stack.write_text('[host]\ncapacity = "64KiB"\n', encoding="utf-8")
+    words = ("--stack", stack, "--chunk-bytes", "4KiB", "--html", tmp_path / "stacks.html")
+    said = tierkv("replay", trace, *words)
+    assert said.exit_code == 0, said.output
+    page = (tmp_path / "stacks.html").read_text(encoding="utf-8")
+    assert "Chunks found, by tier" in page
+    assert "100 requests ask for 300 chunks" in page

@@ -17,11 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tierkv.cli.demo.damage import corrupt_at_rest
 from tierkv.cli.demo.engines import MODELS, TENSOR_PARALLEL_MAX, engine_of
+from tierkv.cli.demo.page import demo_page
 from tierkv.cli.demo.phases import Phase, PhaseResult
 from tierkv.cli.demo.processes import run_in_new_process
 from tierkv.cli.demo.report import DemoReport
 from tierkv.cli.demo.workload import WorkloadConfig, make_conversations
 from tierkv.cli.output import print_json
+from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.config.loading import default_mapping, parse_config
 from tierkv.config.reading import read_mapping
 from tierkv.config.resolving import resolve
@@ -75,6 +77,7 @@ WORKLOAD = WorkloadConfig()
 )
 @click.option("--seed", type=int, default=WORKLOAD.seed, show_default=True, help="Seed of the conversations.")
 @click.option("--corrupt", is_flag=True, help="Flip stored bytes before the conversations continue.")
+@HTML_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(  # noqa: PLR0913 - one argument per option
     *,
@@ -86,6 +89,7 @@ def demo(  # noqa: PLR0913 - one argument per option
     conversations: int,
     seed: int,
     corrupt: bool,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Serve conversations through a stack, continue them in a new process, and compare every token.
@@ -104,6 +108,7 @@ def demo(  # noqa: PLR0913 - one argument per option
       tierkv demo --model hybrid                sliding windows: only the needed chunks are loaded
       tierkv demo --tensor-parallel 2           two ranks, one host tier
       tierkv demo --object-url s3://my-bucket/demo
+      tierkv demo --html demo.html
       tierkv demo --stack lmdb.toml --json
     """  # noqa: D301 - click reads the control character, and does not wrap the rest
     if stack_file is not None and (object_url is not None or workdir is not None):
@@ -116,6 +121,8 @@ def demo(  # noqa: PLR0913 - one argument per option
         stack = _stack(stack_file, place, object_url, engine)
         workload = replace(WORKLOAD, conversations=conversations, seed=seed)
         report = _run(stack, engine, workload, corrupt=corrupt)
+    if html is not None:
+        write_page(demo_page(report.as_json()), html)
     if as_json:
         print_json(report.as_json())
     else:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tierkv.config.units import parse_size
-from tierkv.errors import ConfigError
 from tierkv.planning.assumptions import TierSpeed
 from tierkv.replay.trace import CHUNKS_MAX
-from tierkv.reports.page import Page
 
 _LATENCY_S_MAX = 3600.0
 
@@ -53,11 +50,6 @@ CHUNKS_MAX_OPTION = click.option(
     show_default=True,
     help="Chunks of the trace to read, which bounds the memory: about 250 bytes each. The rest is left out, and a "
     "message says so.",
-)
-
-
-HTML_OPTION = click.option(
-    "--html", type=click.Path(path_type=Path), help="File for a report with tables and plots: one page, no network."
 )
 
 
@@ -111,21 +103,6 @@ def _seconds(text: str) -> float:
     if not 0 <= value <= _LATENCY_S_MAX:
         raise ValueError(f"{text!r} is not from 0 to {_LATENCY_S_MAX:.0f} s")
     return value
-
-
-def write_page(page: Page, path: Path) -> None:
-    """Write a report, and say where it is.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        page.write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"--html {path}: {error.strerror or error}; name a file in a folder that exists and may be written to"
-        ) from error
-    click.echo(f"Report: {path}", err=True)
 
 
 def cut_notice(requests: int) -> str:

@@ -10,16 +10,15 @@ import click
 from rich.progress import Progress, TaskID
 
 from tierkv.cli.output import print_json
+from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.cli.planning.options import (
     CHUNKS_MAX_OPTION,
-    HTML_OPTION,
     ChunkCount,
     PriceOf,
     Size,
     SpeedOf,
     cut_notice,
     progress_bar,
-    write_page,
 )
 from tierkv.cli.planning.plan_output import as_json, print_plan
 from tierkv.cli.planning.plan_page import plan_page

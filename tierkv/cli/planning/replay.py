@@ -9,7 +9,9 @@ import click
 
 from tierkv.abc import EvictionPolicy
 from tierkv.cli.output import print_json, print_table
+from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.cli.planning.options import CHUNKS_MAX_OPTION, ChunkCount, Size, cut_notice, progress_bar
+from tierkv.cli.planning.replay_page import policies_page
 from tierkv.cli.planning.replay_stacks import replay_stacks
 from tierkv.config.units import round_size
 from tierkv.errors import PluginError
@@ -47,6 +49,7 @@ DEFAULT_SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
     "Needs --chunk-bytes.",
 )
 @CHUNKS_MAX_OPTION
+@HTML_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay_command(  # noqa: PLR0913 - one argument per option
     *,
@@ -56,6 +59,7 @@ def replay_command(  # noqa: PLR0913 - one argument per option
     chunk_bytes: int | None,
     stacks: Sequence[Path],
     chunks_max: int,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Replay the requests of TRACE against policies and capacities, or through whole stacks; show hits and writes.
@@ -73,12 +77,13 @@ def replay_command(  # noqa: PLR0913 - one argument per option
       tierkv replay trace.jsonl.gz
       tierkv replay trace.jsonl --capacity 10k --capacity 100k --chunk-bytes 2MiB
       tierkv replay trace.jsonl --policy lru --policy arc --json | jq '.results[] | .hit_percent'
+      tierkv replay trace.jsonl --html replay.html
       tierkv replay trace.jsonl --stack stack.toml --stack larger.toml --chunk-bytes 2MiB
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     registry = load_plugins()
     if stacks:
         _check_stack_options(capacities, policies, chunk_bytes)
-        replay_stacks(trace, stacks, registry, chunk_bytes or 0, chunks_max, as_json=as_json)
+        replay_stacks(trace, stacks, registry, chunk_bytes or 0, chunks_max, html, as_json=as_json)
         return
     names = list(dict.fromkeys(policies)) or sorted(registry.policies)
     for name in names:
@@ -92,6 +97,8 @@ def replay_command(  # noqa: PLR0913 - one argument per option
         for size, name, played in _played(registry, names, requests, sizes, distinct):
             results.setdefault(name, {})[size] = played
             progress.advance(task)
+    if html is not None:
+        write_page(policies_page(trace, _facts(requests, distinct), results, (BOUND, FLOOR)), html)
     if as_json:
         print_json(_as_json(trace, requests, distinct, results, chunk_bytes))
     else:
@@ -173,17 +180,21 @@ def _as_json(
     }
 
 
+def _facts(requests: Sequence[TraceRequest], distinct: int) -> str:
+    asked = sum(len(request.keys) for request in requests)
+    return f"{len(requests):,} requests ask for {asked:,} chunks, {distinct:,} of them different."
+
+
 def _print(
     requests: Sequence[TraceRequest],
     distinct: int,
     results: Mapping[str, Mapping[int, Replayed]],
     chunk_bytes: int | None,
 ) -> None:
-    asked = sum(len(request.keys) for request in requests)
     sizes = list(next(iter(results.values())))
     heads = [f"{size:,}" + (f" ({round_size(size * chunk_bytes)})" if chunk_bytes else "") for size in sizes]
     hits = [[name, *(f"{by_size[size].hit_percent:.1f}" for size in sizes)] for name, by_size in results.items()]
     writes = [[name, *(f"{by_size[size].writes:,}" for size in sizes)] for name, by_size in results.items()]
-    click.echo(f"{len(requests):,} requests ask for {asked:,} chunks, {distinct:,} of them different.")
+    click.echo(_facts(requests, distinct))
     print_table("found, %, by capacity in chunks", ("policy", *heads), hits)
     print_table("chunks written, by capacity in chunks", ("policy", *heads), writes)

@@ -10,7 +10,9 @@ import click
 from rich.progress import Progress, TaskID
 
 from tierkv.cli.output import print_json, print_table
+from tierkv.cli.pages import write_page
 from tierkv.cli.planning.options import cut_notice, progress_bar
+from tierkv.cli.planning.replay_page import stacks_page
 from tierkv.config.loading import load_config
 from tierkv.config.resolving import resolve
 from tierkv.config.units import round_size
@@ -23,8 +25,15 @@ TENANTS_SHOWN_MAX = 20
 """Tenants in a table: those that ask for most chunks."""
 
 
-def replay_stacks(  # noqa: PLR0913 - one argument per option
-    path: Path, stacks: Sequence[Path], registry: PluginRegistry, chunk_bytes: int, chunks_max: int, *, as_json: bool
+def replay_stacks(  # noqa: PLR0913, PLR0917 - one argument per option
+    path: Path,
+    stacks: Sequence[Path],
+    registry: PluginRegistry,
+    chunk_bytes: int,
+    chunks_max: int,
+    html: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Replay a trace through stacks, one after the other, and print the results."""
     resolved = {stack: resolve(load_config(stack), registry, str(stack)) for stack in dict.fromkeys(stacks)}
@@ -37,6 +46,9 @@ def replay_stacks(  # noqa: PLR0913 - one argument per option
             task = progress.add_task(stack.name, total=len(trace))
             step = partial(_advance, progress, task)
             results[stack] = play_stack(trace, one, registry, chunk_bytes, step)
+    facts = f"{len(trace):,} requests ask for {len(trace.chunks):,} chunks, {trace.num_chunks:,} of them different."
+    if html is not None:
+        write_page(stacks_page(path, facts, trace, results, chunk_bytes), html)
     if as_json:
         stacks_json = [_as_json(trace, stack, played, chunk_bytes) for stack, played in results.items()]
         print_json({"trace": str(path), **_size_of(trace), "chunk_bytes": chunk_bytes, "stacks": stacks_json})
