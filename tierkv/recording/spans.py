@@ -95,7 +95,7 @@ class SpanJournal:
         traced.lookup.end()
         traced.lookup = None
 
-    def finished(self, request_id: str, account: RequestAccount | None) -> None:
+    def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:  # noqa: ARG002 - a journal gets it
         """End the span of a request, with its account."""
         traced = self._requests.pop(request_id, None)
         if traced is None:

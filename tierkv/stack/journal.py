@@ -141,10 +141,10 @@ class BothJournals:
         for journal in self._both:
             journal.jobs_ended(output)
 
-    def finished(self, request_id: str, account: RequestAccount | None) -> None:
+    def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:
         """Pass it on."""
         for journal in self._both:
-            journal.finished(request_id, account)
+            journal.finished(request_id, account, generated)
 
     def reset_began(self) -> None:
         """Pass it on."""
