@@ -166,6 +166,39 @@ def test_a_store_that_failed_is_never_read(workers: int) -> None:
         assert bed.stack.metrics.counters.stores_failed == 1
 
 
+def test_a_load_that_one_worker_gave_up_is_no_success() -> None:
+    """The engine learns it from the stack: one rank's blocks are right, and the other's are not."""
+    with opened(workers=2) as bed:
+        chunks = keys(2)
+        bed.store(chunks, [1, 2])
+        for gives_up in (True, False):
+            assert bed.ask(chunks) == [HIT, HIT]
+            transfer = bed.stack.prepare_load("reader", chunks)
+            bed.stack.end_step()
+            assert all(rank.run(transfer, [8, 9], is_store=False) for rank in bed.ranks)
+            bed.ranks[1].worker.mark_ended(transfer.number, success=not gives_up)
+            assert bed.stack.complete_load("reader", chunks) is not gives_up
+            assert not bed.stack.has_pending_work()
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_store_that_a_worker_gave_up_is_never_read(tmp_path: Path, *, close: bool) -> None:
+    """Its slots may have their seals: the copy ran, but perhaps after the engine had written to the blocks."""
+    chunks = keys(2)
+    with opened(tmp_path) as bed:
+        granted = bed.stack.prepare_store("writer", [(key, TOKENS * (i + 1)) for i, key in enumerate(chunks)])
+        assert granted is not None
+        assert bed.ranks[0].run(granted.transfer, [1, 2], is_store=True)
+        bed.ranks[0].worker.mark_ended(granted.transfer.number, success=False)
+        if not close:
+            bed.stack.complete_store(chunks)
+            assert bed.ask(chunks) == [MISS, MISS]
+            assert bed.stack.metrics.counters.stores_failed == len(chunks)
+        assert bed.stack.close()
+    with opened(tmp_path) as bed:
+        assert bed.ask(chunks) == [MISS, MISS]
+
+
 @pytest.mark.parametrize("flushed", ["marks", "engine"])
 @pytest.mark.parametrize("is_store", [True, False])
 def test_slots_of_a_reset_wait_for_the_workers(flushed: str, *, is_store: bool) -> None:

@@ -30,6 +30,24 @@ def test_a_job_has_ended_when_every_worker_has_flagged_it(flags: CompletionFlags
         rank.close()
 
 
+def test_a_job_that_a_worker_could_not_complete_has_ended_without_success(flags: CompletionFlags) -> None:
+    """Its slots are free, because nothing copies any more, but the engine must not use what the other worker copied."""
+    ranks = [RankFlags(flags.handle, 2, rank) for rank in range(2)]
+    number = flags.allocate(is_store=False)
+    ranks[0].set_ended(number)
+    assert not flags.has_succeeded(number)
+    assert not flags.has_failed(number)
+    ranks[1].set_ended(number, success=False)
+    assert flags.has_ended(number)
+    assert flags.has_failed(number)
+    assert not flags.has_succeeded(number)
+    ranks[1].set_ended(number)
+    assert flags.has_succeeded(number)
+    assert not flags.has_failed(number)
+    for rank in ranks:
+        rank.close()
+
+
 def test_a_reused_cell_does_not_flag_the_new_job(flags: CompletionFlags) -> None:
     """Cells are not cleared: the flag of the previous job must not count for the current one."""
     ranks = [RankFlags(flags.handle, 2, rank) for rank in range(2)]

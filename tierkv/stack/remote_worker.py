@@ -127,10 +127,10 @@ class ProcessWorker:
         """Bytes of this worker's parts that were loaded."""
         return self._worker.bytes_loaded
 
-    def mark_ended(self, number: int) -> None:
+    def mark_ended(self, number: int, *, success: bool = True) -> None:
         """Flag a job as ended by this worker, for a staged stack; without effect for other stacks."""
         if self._flags is not None:
-            self._flags.set_ended(number)
+            self._flags.set_ended(number, success=success)
 
     def close(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Shut down, then release threads and memory. Call ``drain`` first to lose no store. Idempotent.

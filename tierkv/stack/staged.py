@@ -227,13 +227,17 @@ class StagedStack:
         """Return the name of the tier that served a chunk of the request's last load."""
         return self._sources.get(request_id, {}).get(key, HOST)
 
-    def complete_load(self, request_id: str, keys: Collection[Key]) -> None:
-        """End the request's load of these chunks, after all workers did. A load from before a reset is ignored."""
-        job = self._jobs.end_load(request_id, keys)
+    def complete_load(self, request_id: str, keys: Collection[Key]) -> bool:
+        """End the request's load of these chunks, after all workers did: whether every one of them completed it.
+
+        A load from before a reset is ignored. The engine must not use the blocks of a load that was not completed.
+        """
+        job, is_complete = self._jobs.end_load(request_id, keys)
         if job is not None:
             self._core.update_time()
             self._manager.complete_load(job.slots)
             self._core.submit_ops()
+        return is_complete
 
     # -- stores ------------------------------------------------------------------------------------------------------
 

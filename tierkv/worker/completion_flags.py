@@ -2,7 +2,8 @@
 
 A staged engine does not report every job: after a cache reset it never reports the jobs in flight. Their slots must not
 be reused while a worker still reads or writes them. The table has one row per worker and one cell per job in flight.
-A cell holds the number of the last job completed in it, so no cell has to be cleared.
+A cell holds the number of the last job completed in it, so no cell has to be cleared. Its highest bit marks a job that
+ended without success: nothing reads or writes its slots any more, but bytes that it should have copied may be missing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ STORES_MAX = JOBS_MAX * 3 // 4
 """Maximum number of stores among them. A store may be refused; a load that was promised to the engine may not."""
 
 _CELL_BYTES = 8
+_FAILED = 1 << 63
+"""Bit of a cell whose job has ended without success."""
 
 
 class CompletionFlags:
@@ -54,8 +57,20 @@ class CompletionFlags:
         return self._last
 
     def has_ended(self, number: int) -> bool:
+        """Whether every worker has ended the job, with or without success. Always False for 0."""
+        return number > 0 and all(cell in {number, number | _FAILED} for cell in self._cells(number))
+
+    def has_succeeded(self, number: int) -> bool:
         """Whether every worker has completed the job. Always False for 0."""
-        return number > 0 and bool((self._table.cells[:, number % JOBS_MAX] == number).all())
+        return number > 0 and all(cell == number for cell in self._cells(number))
+
+    def has_failed(self, number: int) -> bool:
+        """Whether any worker ended the job without success. Always False for 0."""
+        return number > 0 and any(cell == number | _FAILED for cell in self._cells(number))
+
+    def _cells(self, number: int) -> list[int]:
+        cells: list[int] = self._table.cells[:, number % JOBS_MAX].tolist()
+        return cells
 
     def release(self, number: int) -> None:
         """Make the job's cell available for another job. Unknown numbers are ignored."""
@@ -85,9 +100,9 @@ class RankFlags:
         self._table = _FlagTable(attach_memory(handle), num_workers)
         self._rank = rank
 
-    def set_ended(self, number: int) -> None:
-        """Flag a job as completed by this worker."""
-        self._table.cells[self._rank, number % JOBS_MAX] = number
+    def set_ended(self, number: int, *, success: bool = True) -> None:
+        """Flag a job as ended by this worker."""
+        self._table.cells[self._rank, number % JOBS_MAX] = number if success else number | _FAILED
 
     def close(self) -> None:
         """Unmap the table. Idempotent."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
 from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.base import (
@@ -43,10 +44,13 @@ from vllm.v1.kv_offload.config import (
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from tierkv.errors import ConfigError
+from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.vllm import TierKVSpec
 from tierkv.integrations.vllm.spec import spec
 from tierkv.integrations.vllm.spec.containment import ContainedManager
+from tierkv.integrations.vllm.spec.failed_loads import report_failed_loads
+from tierkv.integrations.vllm.spec.manager import TierKVTransfer
+from tierkv.integrations.vllm.spec.spec import TierKVWorker
 from tierkv.types.engine import GroupKind
 
 BLOCKS, PAGE, TOKENS = 16, 256, 32
@@ -130,7 +134,7 @@ class Sides:
             [[CanonicalKVCacheRef(0, PAGE), CanonicalKVCacheRef(1, PAGE)]],
         )
         config = config_of(stack, engine_id=str(uuid.uuid4()), **config_options)
-        self.worker: OffloadingWorker = OffloadingSpecFactory.create_spec(config).get_worker(caches)
+        self.worker: TierKVWorker = OffloadingSpecFactory.create_spec(config).get_worker(caches)
         self.manager: ContainedManager = OffloadingSpecFactory.create_spec(config).get_manager()
         self.jobs = 0
 
@@ -400,6 +404,15 @@ def test_a_chunk_that_is_refused_drops_its_request(sides: Sides, bad: Any, caplo
     assert not sides.manager.has_pending_work()
 
 
+def fail_in(name: str) -> Any:
+    """A method that raises."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(name)
+
+    return fail
+
+
 @pytest.mark.parametrize("name", ["submit", "get_finished", "wait"])
 def test_an_error_of_a_worker_about_stores_is_contained(
     stack: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
@@ -411,12 +424,9 @@ def test_an_error_of_a_worker_about_stores_is_contained(
     output = sides.manager.prepare_store(keys(2), context)
     assert output is not None
 
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(name)
-
     blocks = GPULoadStoreSpec([1, 2], group_sizes=[2], block_indices=[0])
     with monkeypatch.context() as patch:
-        patch.setattr(f"tierkv.integrations.vllm.spec.worker.SpecWorker.{name}", fail)
+        patch.setattr(f"tierkv.integrations.vllm.spec.worker.SpecWorker.{name}", fail_in(name))
         assert sides.worker.submit_store(1, blocks, output.store_spec)
         sides.worker.wait({1})
         results = sides.worker.get_finished()
@@ -430,3 +440,109 @@ def test_an_error_of_a_worker_about_stores_is_contained(
     sides.store(later, [3])
     assert sides.ask(sides.context("again", later), later) == [LookupResult.HIT]
     sides.close()
+
+
+def loading(sides: Sides) -> tuple[ReqContext, TierKVTransfer]:
+    """A request whose chunks are stored, and its load."""
+    sides.store(keys(2), [1, 2])
+    reader = sides.context("reader", keys(2))
+    assert sides.ask(reader, keys(2)) == [LookupResult.HIT] * 2
+    return reader, sides.manager.prepare_load(keys(2), reader)
+
+
+@pytest.mark.parametrize("name", ["submit", "get_finished"])
+def test_a_load_that_fails_is_named_and_its_request_dropped(
+    stack: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a connector that asks for failures, the result says it. A second hit on the chunks would fail again, so
+    the request has misses from then on; others are served."""
+    monkeypatch.setenv("TIERKV_VALIDATE", "0")
+    sides = Sides(stack)
+    reader, transfer = loading(sides)
+    blocks = GPULoadStoreSpec([3, 4], group_sizes=[2], block_indices=[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tierkv.integrations.vllm.spec.worker.SpecWorker.{name}", fail_in(name))
+        assert sides.worker.submit_load(2, transfer, blocks)
+        (result,) = sides.worker.get_finished()
+    assert (result.job_id, result.success) == (2, False)
+    assert sides.worker.take_failed() == {"reader"}
+    assert sides.worker.take_failed() == set()
+    sides.manager.complete_load(set(keys(2)), reader)
+    assert sides.ask(reader, keys(2)) == [LookupResult.MISS] * 2
+    counters = sides.manager.stack.metrics.counters
+    assert (counters.requests_dropped, counters.errors_contained) == (1, 1)
+    assert sides.ask(sides.context("other", keys(2)), keys(2)) == [LookupResult.HIT] * 2
+    sides.close()
+
+
+def test_a_load_whose_copy_cannot_be_awaited_does_not_end(
+    stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that still runs writes to the blocks: vLLM must not give them to another request. It ends when it can."""
+    monkeypatch.setenv("TIERKV_VALIDATE", "0")
+    sides = Sides(stack)
+    _, transfer = loading(sides)
+    blocks = GPULoadStoreSpec([3, 4], group_sizes=[2], block_indices=[0])
+    assert sides.worker.submit_load(2, transfer, blocks)
+    with monkeypatch.context() as patch:
+        for name in ("get_finished", "drain", "wait"):
+            patch.setattr(f"tierkv.integrations.vllm.spec.worker.SpecWorker.{name}", fail_in(name))
+        sides.worker.wait({2})
+        assert sides.worker.get_finished() == []
+        assert sides.worker.take_failed() == set()
+    (result,) = sides.worker.get_finished()
+    assert (result.job_id, result.success) == (2, False)
+    sides.close()
+
+
+@pytest.mark.parametrize("error", [EngineProtocolError("no hit"), RuntimeError("broken")], ids=["refused", "broken"])
+def test_a_load_that_cannot_be_prepared_is_a_lost_one(
+    stack: dict[str, Any], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM hands it to the workers like any other, and they report it as failed without a copy."""
+    monkeypatch.setenv("TIERKV_VALIDATE", "0")
+    sides = Sides(stack)
+    reader, _ = loading(sides)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sides.manager.stack, "prepare_load", fail)
+    lost = pickle.loads(pickle.dumps(sides.manager.prepare_load(keys(2), reader)))
+    assert sides.worker.submit_load(2, lost, GPULoadStoreSpec([3, 4], group_sizes=[2], block_indices=[0]))
+    (result,) = sides.worker.get_finished()
+    assert (result.success, result.transfer_size, sides.worker.take_failed()) == (False, None, {"reader"})
+    sides.manager.complete_load(set(keys(2)), reader)
+    other = sides.ask(sides.context("other", keys(2)), keys(2))
+    assert other == [LookupResult.HIT if isinstance(error, EngineProtocolError) else LookupResult.MISS] * 2
+    sides.close()
+
+
+class AskedConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM has no types here
+    """A connector that creates a worker, as vLLM's does."""
+
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = fail_in("unused")
+    get_num_new_matched_tokens = update_state_after_alloc = build_connector_meta = fail_in("unused")
+
+    def __init__(self) -> None:
+        self.finished: set[str] = set()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """Loads that ended."""
+        return set(), set(self.finished)
+
+    def create(self, take_failed: Any) -> bool:
+        """Create the worker."""
+        return report_failed_loads(take_failed)
+
+
+def test_the_connector_that_creates_a_worker_reports_its_failed_loads() -> None:
+    """VLLM asks each connector for them, and its own offloading connector names none."""
+    failed = [{"a"}, set[str]()]
+    connector, other = AskedConnector(), AskedConnector()
+    assert not report_failed_loads(set[str])
+    assert connector.create(lambda: failed.pop(0))
+    connector.finished = other.finished = {"a", "b"}
+    results = [connector.get_transfer_results(set()) for _ in range(2)]
+    assert [(one.finished_recving, one.failed_recving) for one in results] == [({"a", "b"}, {"a"}), ({"a", "b"}, set())]
+    assert other.get_transfer_results(set()).failed_recving == set()

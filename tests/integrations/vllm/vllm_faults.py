@@ -16,12 +16,18 @@ from tierkv.integrations.vllm.metrics import StatsFeed
 from tierkv.integrations.vllm.spec.manager import TierKVManager
 from tierkv.integrations.vllm.spec.worker import SpecWorker
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.staged.staged_jobs import StagedJobs
+from tierkv.stack.staged import StagedStack
+from tierkv.worker.completion_flags import CompletionFlags, RankFlags
+from tierkv.worker.host_copies import HostCopies
+from tierkv.worker.worker import Worker
 
 PLACES = {
     kind.__name__: kind
     for kind in (
         *(ConnectorScheduler, ConnectorWorker, TierKVManager, SpecWorker),
         *(KVEvents, OffloadingEvents, StatsFeed),
+        *(StagedStack, StagedJobs, CompletionFlags, HostCopies, Worker, RankFlags),
     )
 }
 
@@ -48,6 +54,23 @@ def broken(entry: str) -> Any:
         setattr(PLACES[kind], name, original)
 
 
+@contextmanager
+def failed_loads(engine: ServedEngine, found: list[str]) -> Any:
+    """Collect the requests whose load vLLM's scheduler receives as failed."""
+    scheduler = engine.core.scheduler
+    handle = scheduler._handle_failed_recving
+
+    def note(request_ids: set[str]) -> Any:
+        found.extend(request_ids)
+        return handle(request_ids)
+
+    scheduler._handle_failed_recving = note
+    try:
+        yield
+    finally:
+        scheduler._handle_failed_recving = handle
+
+
 def serve_with_faults(
     served: ServedEngine,
     arguments: Json,
@@ -59,13 +82,15 @@ def serve_with_faults(
 
     Returns:
         The answers before, and after; entries that were called; counters of the stack; whether every block of the
-        device is free at the end.
+        device is free at the end; requests whose load was reported to vLLM as failed.
     """
     served.close()
     engine = ServedEngine(arguments)
     first = serve(engine, [*prompts, *new])[: len(prompts)]
     engine.forget()
+    failed: list[str] = []
     with ExitStack() as stack:
+        stack.enter_context(failed_loads(engine, failed))
         calls = [stack.enter_context(broken(entry)) for entry in entries]
         known = serve_again(engine, prompts)
         reset = engine.engine.reset_prefix_cache(reset_connector=True)
@@ -82,8 +107,18 @@ def serve_with_faults(
         "called": [entry for entry, made in zip(entries, calls, strict=True) if made],
         "counters": counters,
         "reset": bool(reset),
+        "failed": failed,
         "free": free,
     }
+
+
+def serve_with_broken_loads(served: ServedEngine, prompts: Sequence[Sequence[int]]) -> Json:
+    """Serve prompts, then again while no load can start; both answers, and the loads that vLLM receives as failed."""
+    first = serve(served, prompts)
+    failed: list[str] = []
+    with broken("SpecWorker.submit"), failed_loads(served, failed):
+        known = serve_again(served, prompts)
+    return {"first": first, "known": known, "failed": failed}
 
 
 def serve_without_preemption_calls(served: ServedEngine, prompts: Sequence[Sequence[int]]) -> list[Json]:

@@ -102,15 +102,20 @@ def warn_of_lost_stores(vllm_config: Any, stack: StackConfig, *, logger: logging
     return True
 
 
-def let_failed_loads_recompute(vllm_config: Any, *, logger: logging.Logger = _log) -> None:  # noqa: ANN401 - (the same)
+def let_failed_loads_recompute(vllm_config: Any = None, *, logger: logging.Logger = _log) -> None:  # noqa: ANN401 - (the same)
     """Set ``kv_load_failure_policy`` to "recompute" where vLLM's scheduler reads it.
 
     With "fail", vLLM's default, a chunk that cannot be loaded would fail its request. The scheduler reads the policy of
     its own configuration, after it has created its connector. A connector inside a ``MultiConnector`` gets a copy, so
     the policy is also set in the configuration of each connector that is creating this one.
+
+    Args:
+        vllm_config: vLLM's configuration, where it is known.
+        logger: gets a line for each setting that is changed.
     """
-    configs = [vllm_config.kv_transfer_config, *_outer_transfer_configs()]
-    for transfer in configs:
+    known = [] if vllm_config is None else [vllm_config.kv_transfer_config]
+    creating = [connector._kv_transfer_config for connector in calling_connectors()]  # noqa: SLF001 - there is no public name
+    for transfer in known + creating:
         if transfer.kv_load_failure_policy != "recompute":
             logger.info(
                 "kv_load_failure_policy of %s is set to 'recompute': chunks that cannot be loaded are computed",
@@ -119,10 +124,10 @@ def let_failed_loads_recompute(vllm_config: Any, *, logger: logging.Logger = _lo
             transfer.kv_load_failure_policy = "recompute"
 
 
-def _outer_transfer_configs() -> Iterator[Any]:
-    """``KVTransferConfig`` of each connector that is creating another one now.
+def calling_connectors() -> Iterator[Any]:
+    """Connectors of vLLM that are calling tierkv now, or are creating one that does; the nearest first.
 
-    Such a connector does not hand itself to those that it creates, so it is found on the stack of calls.
+    A connector does not hand itself to what it creates or calls, so it is found on the stack of calls.
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: PLC0415 - vLLM is optional
 
@@ -130,5 +135,5 @@ def _outer_transfer_configs() -> Iterator[Any]:
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, KVConnectorBase_V1):
-            yield caller._kv_transfer_config  # noqa: SLF001 - vLLM has no public name for it
+            yield caller
         frame = frame.f_back

@@ -28,6 +28,10 @@ def contains_errors() -> bool:
     return os.environ.get(VALIDATE) != "1"
 
 
+def _kind_of(error: Exception) -> str:
+    return _PARTICULARS.sub("", str(error) if isinstance(error, EngineProtocolError) else repr(error))
+
+
 class Refusals:
     """Logs the first refusal of each kind. Engine's thread."""
 
@@ -37,7 +41,7 @@ class Refusals:
     def log(self, error: Exception) -> None:
         """Log an error, unless one of its kind was logged before."""
         refused = isinstance(error, EngineProtocolError)
-        kind = _PARTICULARS.sub("", str(error) if refused else repr(error))
+        kind = _kind_of(error)
         if kind in self._kinds or len(self._kinds) >= KINDS_MAX:
             return
         self._kinds.add(kind)
@@ -47,6 +51,32 @@ class Refusals:
             error if refused else repr(error),
             exc_info=None if refused else error,
         )
+
+
+class WorkerErrors:
+    """Errors in a worker's process, which has no counters: logged once per kind. Worker's thread.
+
+    Args:
+        logger: gets the lines.
+        contains: whether errors are contained; otherwise they are raised.
+    """
+
+    def __init__(self, logger: logging.Logger, *, contains: bool) -> None:
+        self._log = logger
+        self._contains = contains
+        self._kinds: set[str] = set()
+
+    def contain(self, error: Exception, what: str) -> None:
+        """Log an error, unless one of its kind was logged before. what: the consequence."""
+        if not self._contains:
+            raise error
+        kind = f"{what}: {_kind_of(error)}"
+        if kind not in self._kinds and len(self._kinds) < KINDS_MAX:
+            self._kinds.add(kind)
+            self._log.error(
+                "a worker of tierkv %s, and vLLM goes on; further errors of this kind are not logged: %r",
+                what, error, exc_info=error,
+            )  # fmt: skip
 
 
 class Containment:

@@ -24,7 +24,13 @@ class JobFlags(Protocol):
         """Number for a job; NO_FLAG if none is free for its kind."""
 
     def has_ended(self, number: int) -> bool:
-        """Whether every worker has ended that job. Always false for NO_FLAG."""
+        """Whether every worker has ended that job, with or without success. Always false for NO_FLAG."""
+
+    def has_succeeded(self, number: int) -> bool:
+        """Whether every worker has completed that job. Always false for NO_FLAG."""
+
+    def has_failed(self, number: int) -> bool:
+        """Whether any worker ended that job without success. Always false for NO_FLAG."""
 
     def release(self, number: int) -> None:
         """Free the number of a job."""
@@ -62,19 +68,25 @@ class StagedJobs:
         self._loads.setdefault(request_id, []).append(job)
         return job
 
-    def end_stores(self, keys: Iterable[Key]) -> list[StagedTransfer]:
-        """End the jobs that stored these chunks. Unknown keys are ignored."""
+    def end_stores(self, keys: Iterable[Key]) -> list[tuple[StagedTransfer, bool]]:
+        """End the jobs that stored these chunks. Unknown keys are ignored.
+
+        Returns:
+            Each job, and whether a worker gave it up. A worker that has nothing to store may flag nothing.
+        """
         ended = {id(job): job for job in map(self._stores.get, keys) if job is not None}
+        results = []
         for job in ended.values():
             for key in job.keys:
                 self._stores.pop(key, None)
+            results.append((job, self._flags.has_failed(job.number)))
             self._flags.release(job.number)
-        return list(ended.values())
+        return results
 
     def note_ended(self, keys: Iterable[Key], *, success: bool = True) -> bool:
         """End the jobs that stored these chunks, for :meth:`take_ended`. Returns whether there are any."""
         jobs = self.end_stores(keys)
-        self._ended += [(job, success) for job in jobs]
+        self._ended += [(job, success and not is_given_up) for job, is_given_up in jobs]
         return bool(jobs)
 
     def take_ended(self) -> list[tuple[StagedTransfer, bool]]:
@@ -82,16 +94,22 @@ class StagedJobs:
         ended, self._ended = self._ended, []
         return ended
 
-    def end_load(self, request_id: str, keys: Collection[Key]) -> StagedTransfer | None:
-        """End the request's job that loaded exactly these chunks; None if there is none."""
+    def end_load(self, request_id: str, keys: Collection[Key]) -> tuple[StagedTransfer | None, bool]:
+        """End the request's job that loaded exactly these chunks.
+
+        Returns:
+            The job, or None; and whether every worker completed it. A job without a flag counts as completed.
+        """
         jobs, wanted = self._loads.get(request_id, []), frozenset(keys)
         job = next((job for job in jobs if wanted == frozenset(job.keys)), None)
-        if job is not None:
-            jobs.remove(job)
-            if not jobs:
-                del self._loads[request_id]
-            self._flags.release(job.number)
-        return job
+        if job is None:
+            return None, True
+        jobs.remove(job)
+        if not jobs:
+            del self._loads[request_id]
+        is_complete = job.number == NO_FLAG or self._flags.has_succeeded(job.number)
+        self._flags.release(job.number)
+        return job, is_complete
 
     def note_flagged(self) -> None:
         """End stores that every worker has flagged as ended, though the engine has not reported them."""

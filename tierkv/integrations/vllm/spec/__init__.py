@@ -4,6 +4,7 @@
 - :mod:`~.manager`: the side in the scheduler's process, a staged stack behind vLLM's ``OffloadingManager``.
 - :mod:`~.containment`: keeps errors of the manager from vLLM.
 - :mod:`~.worker`: the side in each worker's process, which copies pages.
+- :mod:`~.failed_loads`: reports failed loads to vLLM.
 - :mod:`~.shape`: translation of vLLM's ``OffloadingConfig``, which has less detail than a connector gets.
 - :mod:`~.notes`: files in which a worker describes its state layers to the scheduler's process.
 

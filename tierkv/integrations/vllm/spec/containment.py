@@ -4,8 +4,9 @@ An error of a call about one request drops that request. After any other error t
 tierkv *stops*: every lookup is a MISS, nothing is stored, and no transfer is completed, so nothing half stored becomes
 readable.
 
-One call must work: ``prepare_load``. vLLM has no answer for a load that fails after a HIT, and the request would
-compute with wrong KV. An error there reaches vLLM and ends the engine, because no answer is better than a wrong one.
+A load that cannot be prepared goes to the workers as a lost one. They report it as failed, like one whose copy fails
+(:mod:`.failed_loads`), so vLLM computes the request. tierkv then drops it: otherwise its next lookup would be a HIT on
+the same chunks.
 
 With ``TIERKV_VALIDATE=1``, errors are raised instead, so that tests and debuggers see them.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.kv_offload.base import LookupResult, OffloadingManager, PrepareStoreOutput, RequestOffloadingContext
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from tierkv.errors import EngineProtocolError, TierKVError
 from tierkv.integrations.vllm.refusals import Containment
 from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
 
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingEvent, OffloadKey, ReqContext, ScheduleEndContext
 
 
+class LoadFailedError(TierKVError):
+    """A load ended without success in a worker."""
+
+
 class ContainedManager(OffloadingManager):  # type: ignore[misc]  # vLLM has no types here
-    """Manager that raises nothing after its start, but in ``prepare_load``. Scheduler's thread.
+    """Manager that raises nothing after its start. Scheduler's thread.
 
     Args:
         inner: the manager.
@@ -81,12 +87,21 @@ class ContainedManager(OffloadingManager):  # type: ignore[misc]  # vLLM has no 
         )
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> TierKVTransfer:
-        """Prepare the load of chunks that were HITs. Errors are raised: vLLM cannot go on without this load."""
-        return self.inner.prepare_load(keys, req_context)
+        """Prepare the load of chunks that were HITs; a lost load if that fails, or after a stop."""
+        if not self.errors.is_stopped:
+            try:
+                return self.inner.prepare_load(keys, req_context)
+            except EngineProtocolError as error:  # nothing has changed
+                self.errors.drop(req_context.req_id, error)
+            except Exception as error:  # noqa: BLE001 - (the same)
+                self.errors.stop(error)
+        return self.inner.lost_load(req_context)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Complete a load that all workers have ended."""
-        self.errors.run(lambda: self.inner.complete_load(keys, req_context), None)
+        """Complete a load that all workers have ended; drop a request whose load failed."""
+        if not self.errors.run(lambda: self.inner.complete_load(keys, req_context), otherwise=True):
+            failed = LoadFailedError("a worker could not load chunks; its log has the cause")
+            self.errors.drop(req_context.req_id, failed)
 
     # -- stores --------------------------------------------------------------------------------------------------------
 

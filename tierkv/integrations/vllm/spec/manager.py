@@ -56,6 +56,10 @@ class TierKVTransfer(LoadStoreSpec):  # type: ignore[misc]  # vLLM has no types 
     """Chunks of the job."""
     setup: WorkerSetup
     """Setup of the worker."""
+    request_id: str = ""
+    """Request of a load."""
+    is_lost: bool = False
+    """Whether a load could not be prepared, so that the worker must report it as failed."""
 
 
 class TierKVManager:
@@ -148,11 +152,15 @@ class TierKVManager:
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> TierKVTransfer:
         """Prepare the load of chunks that were HITs."""
         transfer = self.stack.prepare_load(req_context.req_id, _keys(keys))
-        return TierKVTransfer(transfer, self._setup)
+        return TierKVTransfer(transfer, self._setup, req_context.req_id)
 
-    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Complete a load that all workers have ended."""
-        self.stack.complete_load(req_context.req_id, _keys(keys))
+    def lost_load(self, req_context: ReqContext) -> TierKVTransfer:
+        """Load that could not be prepared: workers report it as failed. Calls nothing that could raise."""
+        return TierKVTransfer(StagedTransfer(NO_FLAG, (), (), ()), self._setup, req_context.req_id, is_lost=True)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> bool:
+        """Complete a load that all workers have ended. Returns whether all of them have loaded all of it."""
+        return self.stack.complete_load(req_context.req_id, _keys(keys))
 
     # -- stores --------------------------------------------------------------------------------------------------------
 

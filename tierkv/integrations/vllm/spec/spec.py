@@ -16,12 +16,19 @@ from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferRe
 
 from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.device import device_words
-from tierkv.integrations.vllm.engine_checks import check_context, check_nodes, check_speculation, warn_of_lost_stores
+from tierkv.integrations.vllm.engine_checks import (
+    check_context,
+    check_nodes,
+    check_speculation,
+    let_failed_loads_recompute,
+    warn_of_lost_stores,
+)
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
-from tierkv.integrations.vllm.refusals import contains_errors
+from tierkv.integrations.vllm.refusals import WorkerErrors, contains_errors
 from tierkv.integrations.vllm.spec.containment import ContainedManager
+from tierkv.integrations.vllm.spec.failed_loads import report_failed_loads
 from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
 from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
 from tierkv.integrations.vllm.spec.shape import (
@@ -31,7 +38,7 @@ from tierkv.integrations.vllm.spec.shape import (
     offloading_engine,
     with_stack_chunks,
 )
-from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
+from tierkv.integrations.vllm.spec.worker import DeviceBlocks, EndedTransfer, SpecWorker
 from tierkv.integrations.vllm.states import check_sizes, layer_states
 from tierkv.integrations.vllm.versions import check_strict
 from tierkv.plugins.loading import load_plugins
@@ -50,7 +57,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
 
     vLLM's scheduler decides about loads, so ``lookup.recompute`` and ``lookup.load_tokens_min`` of the stack have no
     effect. ``host.verify`` has none either: a chunk is checked when it is read into the host tier, and not again before
-    the copy to the device, because vLLM cannot handle a failure there. Quotas per tenant are not supported: vLLM's
+    the copy to the device. Quotas per tenant are not supported: vLLM's
     chunk hashes depend on salt and adapter, but do not name them.
 
     Raises:
@@ -64,6 +71,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         self._stack_config = self._options.stack
         super().__init__(with_stack_chunks(config, self._stack_config))
         check_engine(self.config)
+        let_failed_loads_recompute()
         self.offload_prompt_only = self._stack_config.store.prompt_only
         self._manager: ContainedManager | None = None
         self._worker: TierKVWorker | None = None
@@ -118,17 +126,18 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             if rank == 0:
                 warn_of_lost_stores(vllm_config, self._stack_config)
             self._worker = TierKVWorker(_pages(kv_caches), rank, note, contains=contains_errors())
+            self._worker.reports_failures = report_failed_loads(self._worker.take_failed)
         return self._worker
 
 
 class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
-    """Transfers of one worker. :mod:`~.worker` describes failed transfers.
+    """Transfers of one worker; raises nothing after its start. :mod:`~.worker` describes failed transfers.
 
     Args:
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
         rank: rank of this worker.
         note: note about state layers, closed with the worker.
-        contains: whether errors are kept from vLLM. Those about loads never are, because vLLM cannot go on without one.
+        contains: whether errors are kept from vLLM.
     """
 
     def __init__(
@@ -139,22 +148,21 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
         *,
         contains: bool = True,
     ) -> None:
+        self.reports_failures = False
+        """Whether vLLM asks for failed loads (:mod:`~.failed_loads`). If not, each of them ends the engine."""
         self._worker = SpecWorker(pages, rank)
         self._note = note
-        self._contains = contains
-
-    def _contain(self, error: Exception, what: str) -> None:
-        if not self._contains:
-            raise error
-        _log.error("a worker of tierkv %s, and vLLM goes on: %r", what, error, exc_info=error)
+        self._errors = WorkerErrors(_log, contains=contains)
+        self._loading: dict[int, str] = {}  # job -> request
+        self._failed: set[str] = set()
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: TierKVTransfer) -> bool:
         """Start to copy blocks to the host tier."""
         try:
             self._worker.submit(job_id, dst_spec.transfer, _blocks(src_spec), dst_spec.setup, is_store=True)
         except Exception as error:  # noqa: BLE001 - nothing of tierkv may end the engine
-            self._contain(error, "did not store chunks")
-            self._worker.give_up_store(job_id, dst_spec.transfer.number)
+            self._errors.contain(error, "did not store chunks")
+            self._worker.give_up(job_id, dst_spec.transfer.number, is_store=True)
         return True
 
     def submit_load(
@@ -165,27 +173,57 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
         expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - vLLM 0.33's signature; no load waits for another
     ) -> bool:
         """Start to copy chunks to blocks."""
-        self._worker.submit(job_id, src_spec.transfer, _blocks(dst_spec), src_spec.setup, is_store=False)
+        self._loading[job_id] = src_spec.request_id
+        if src_spec.is_lost:
+            self._worker.give_up(job_id, src_spec.transfer.number, is_store=False)
+            return True
+        try:
+            self._worker.submit(job_id, src_spec.transfer, _blocks(dst_spec), src_spec.setup, is_store=False)
+        except Exception as error:  # noqa: BLE001 - (the same)
+            self._errors.contain(error, "did not load chunks")
+            self._worker.give_up(job_id, src_spec.transfer.number, is_store=False)
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Return the transfers that ended since the previous call."""
+        """Return the transfers that ended since the previous call.
+
+        After an error, all transfers are given up. If their copies cannot be awaited, the next call tries it again.
+        """
         try:
-            finished = self._worker.get_finished()
-        except Exception as error:
-            if self._worker.has_loads:
-                raise
-            self._contain(error, "lost the results of stores")
-            finished = self._worker.give_up_stores()
-        return [TransferResult(ended.job_id, ended.success, ended.bytes_moved, ended.seconds) for ended in finished]
+            ended = self._worker.get_finished()
+        except Exception as error:  # noqa: BLE001 - (the same)
+            self._errors.contain(error, "lost the results of transfers")
+            self._worker.give_up_all()
+            ended = self._worker.take_ended()
+        try:
+            ended += self._worker.end_given_up()
+        except Exception as error:  # noqa: BLE001 - (the same)
+            self._errors.contain(error, "could not wait for copies")
+        return [self._result(one) for one in ended]
+
+    def _result(self, ended: EndedTransfer) -> TransferResult:
+        request_id = self._loading.pop(ended.job_id, None)
+        if request_id is not None and not ended.success:
+            self._failed.add(request_id)
+        success = ended.success or self.reports_failures
+        return TransferResult(ended.job_id, success, ended.bytes_moved, ended.seconds)
+
+    def take_failed(self) -> set[str]:
+        """Return requests whose loads failed since the previous call."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Wait until the transfers have ended."""
+        """Wait until the transfers have ended. If that is not possible, the manager drops their chunks."""
         try:
             self._worker.wait(job_ids)
         except Exception as error:  # noqa: BLE001 - (the same)
-            self._contain(error, "could not wait for single transfers, and waits for all")
-            self._worker.drain()
+            self._errors.contain(error, "could not wait for single transfers, and waits for all")
+            try:
+                self._worker.drain()
+            except Exception as second:  # noqa: BLE001 - (the same)
+                self._errors.contain(second, "could not wait for copies")
+                self._worker.give_up_all()
 
     def shutdown(self) -> None:
         """Wait for copies in flight, and close."""
@@ -194,7 +232,7 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
                 self._note.close()
             self._worker.shutdown()
         except Exception as error:  # noqa: BLE001 - (the same)
-            self._contain(error, "was not closed")
+            self._errors.contain(error, "was not closed")
 
 
 def _blocks(spec: GPULoadStoreSpec) -> DeviceBlocks:

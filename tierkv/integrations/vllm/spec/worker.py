@@ -1,18 +1,19 @@
 """Worker's side of the spec: tierkv's worker runs vLLM's transfers and marks their ends for the manager.
 
-vLLM cannot handle a failed transfer: an assertion would end the engine. So:
-
 - A store always succeeds for vLLM. A chunk that was not copied has no seal in its slot. The manager checks the seal and
   never makes such a chunk readable.
 - A load copies from the host tier without another check. A chunk is a HIT only after its frame was verified, or
   created, in the host tier, and it stays pinned (:mod:`tierkv.worker.rank_slice`). A failed copy, which no tier can
-  cause, is reported to vLLM as a failure, because no answer is better than a wrong one.
+  cause, is flagged as failed for the manager, and :mod:`.failed_loads` reports it to vLLM.
+
+A transfer is *given up* when it cannot be started, or when its result is lost in an error. It ends when all copies have
+ended, because a copy that still runs would write to blocks of other requests. The manager drops its chunks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +63,8 @@ class SpecWorker:
         self._worker: ProcessWorker | None = None
         self._jobs: dict[int, tuple[TransferJob, int]] = {}  # job and the number to mark at its end
         self._without_chunks: list[int] = []
-        self._given_up: list[EndedTransfer] = []
+        self._given_up: dict[int, tuple[int, bool]] = {}  # job -> the number to mark, whether it is a store
+        self._ended: list[EndedTransfer] = []
 
     def submit(
         self, job_id: int, transfer: StagedTransfer, blocks: DeviceBlocks, setup: WorkerSetup, *, is_store: bool
@@ -104,41 +106,46 @@ class SpecWorker:
 
     def get_finished(self) -> list[EndedTransfer]:
         """Return the transfers that ended since the previous call. Does not wait."""
-        given_up, self._given_up = self._given_up, []
-        if self._worker is None:
-            return given_up
-        output = self._worker.get_finished()
-        if not (output.finished or self._without_chunks):
-            return given_up
-        empty, self._without_chunks = self._without_chunks, []
-        return [*given_up, *self._ends(output), *(self._end(job_id, frozenset()) for job_id in empty)]
-
-    @property
-    def has_loads(self) -> bool:
-        """Whether a load is in flight."""
-        return any(not job.is_store for job, _ in self._jobs.values())
-
-    def give_up_store(self, job_id: int, number: int) -> None:
-        """End a store that could not be started. Its chunks lack a seal, so the manager drops them."""
         if self._worker is not None:
-            self._worker.drain()
-            self._worker.mark_ended(number)
-        self._jobs.pop(job_id, None)
-        self._given_up.append(EndedTransfer(job_id, success=True))
+            output = self._worker.get_finished()
+            if output.finished:
+                self._note_ends(output)
+        while self._without_chunks:
+            self._end(self._without_chunks.pop(), frozenset())
+        return self.take_ended()
 
-    def give_up_stores(self) -> list[EndedTransfer]:
-        """End all stores, whose results are lost. Chunks that were not copied lack a seal."""
-        for job_id, (_, number) in list(self._jobs.items()):
-            self.give_up_store(job_id, number)
-        given_up, self._given_up = self._given_up, []
-        return given_up
+    def take_ended(self) -> list[EndedTransfer]:
+        """Return the ends that were noted since the previous call: after an error, those before it."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def give_up(self, job_id: int, number: int, *, is_store: bool) -> None:
+        """Give up a transfer that could not be started."""
+        self._jobs.pop(job_id, None)
+        self._given_up[job_id] = number, is_store
+
+    def give_up_all(self) -> None:
+        """Give up all transfers, because their results are lost."""
+        self._without_chunks.clear()
+        for job_id, (job, number) in list(self._jobs.items()):
+            self.give_up(job_id, number, is_store=job.is_store)
+
+    def end_given_up(self) -> list[EndedTransfer]:
+        """Wait for all copies, then end the transfers that were given up."""
+        if not self._given_up:
+            return []
+        self.drain()
+        given_up, self._given_up = self._given_up, {}
+        for number, _ in given_up.values():
+            self._mark_ended(number, success=False)
+        return [EndedTransfer(job_id, success=is_store) for job_id, (_, is_store) in given_up.items()]
 
     def drain(self) -> None:
         """Wait until all transfers have ended."""
         if self._worker is not None:
             self._worker.drain()
 
-    def _ends(self, output: WorkerOutput) -> Iterator[EndedTransfer]:
+    def _note_ends(self, output: WorkerOutput) -> None:
         # One entry per job that copied anything, by kind, in the order of the jobs.
         moved = {kind: iter(output.transfers.get(kind, ())) for kind in (LOAD, STORE)}
         for job_id in output.finished:
@@ -146,17 +153,24 @@ class SpecWorker:
                 continue
             job, _ = self._jobs[job_id]
             failed = output.failed_keys.get(job_id, frozenset())
-            ended = self._end(job_id, failed)
             done = next(moved[STORE if job.is_store else LOAD], None) if len(failed) < len(job.keys) else None
-            yield ended if done is None else replace(ended, bytes_moved=int(done[SIZE]), seconds=done[TIME])
+            self._end(job_id, failed, done)
 
-    def _end(self, job_id: int, failed: frozenset[bytes]) -> EndedTransfer:
-        job, number = self._jobs.pop(job_id)
+    def _end(self, job_id: int, failed: frozenset[bytes], done: Mapping[str, float] | None = None) -> None:
+        job, number = self._jobs[job_id]
+        success = job.is_store or not failed
+        self._mark_ended(number, success=success)
+        moved = (None, None) if done is None else (int(done[SIZE]), done[TIME])
+        self._ended.append(EndedTransfer(job_id, success, *moved))
+        del self._jobs[job_id]
+
+    def _mark_ended(self, number: int, *, success: bool) -> None:
+        """Flag a transfer as ended for the manager. If that fails, it counts as failed there, and its slots stay."""
         if self._worker is not None:
-            self._worker.mark_ended(number)
-        if failed and not job.is_store:
-            _log.error("%d chunks could not be loaded, which ends vLLM's engine", len(failed))
-        return EndedTransfer(job_id, job.is_store or not failed)
+            try:
+                self._worker.mark_ended(number, success=success)
+            except Exception as error:  # noqa: BLE001 - the end itself is reported to vLLM in any case
+                _log.error("the end of a transfer could not be flagged: %r", error)
 
     def wait(self, job_ids: Iterable[int]) -> None:
         """Wait until the transfers have ended. Unknown ids are ignored."""

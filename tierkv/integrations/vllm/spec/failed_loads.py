@@ -1,0 +1,45 @@
+"""Report of failed loads to vLLM, which has no place for it in the interface of offloading workers.
+
+vLLM's ``OffloadingConnector`` asserts that each transfer succeeded. But vLLM asks every connector for the requests
+whose load failed (``get_transfer_results``), and computes these. ``OffloadingConnector`` inherits a method that names
+none. So a worker puts a method of its own into the one connector object that created it. No class of vLLM is changed.
+
+Invariant: a load that failed is called a success to ``OffloadingConnector`` only in the call in which vLLM gets its
+request as a failed one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tierkv.integrations.vllm.engine_checks import calling_connectors
+
+_log = logging.getLogger(__name__)
+
+
+def report_failed_loads(take_failed: Callable[[], set[str]]) -> bool:
+    """Have the calling connector report failed loads. Call it while the connector creates its worker.
+
+    Args:
+        take_failed: returns the requests whose loads failed since the previous call. Raises nothing.
+
+    Returns:
+        Whether a connector reports them. False where no connector of vLLM is calling.
+    """
+    connector = next(calling_connectors(), None)
+    if connector is None:
+        return False
+    collect = connector.get_transfer_results
+
+    def get_transfer_results(finished_req_ids: set[str]) -> Any:  # noqa: ANN401 - vLLM's, which has no types here
+        results = collect(finished_req_ids)
+        failed = take_failed()
+        if failed:
+            _log.error("%d loads failed, and vLLM computes their requests", len(failed))
+            results.failed_recving |= failed
+        return results
+
+    connector.get_transfer_results = get_transfer_results
+    return True
