@@ -45,6 +45,7 @@ BENCHMARKS = {
     "overload": "more prompts than an engine can run, all in a tier: chunks loaded, and the time until all are served",
     "long_prompt": "worst call over the life of a prompt of 8,192 cold chunks, with up to 50 tiers and with windows",
     "waiting": "asking for up to 10,000 waiting requests in every step: per request, and the worst call",
+    "vllm_load": "vLLM under a burst, with prompts of 32,768 tokens, over a small host tier, where vLLM is installed",
     "burst": "160 prompts at once after a restart: tokens that are not computed; also in vLLM, where it is installed",
     "plan_estimate": "times to the first token as `tierkv plan` estimates them, beside the reference engine",
     "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
@@ -56,7 +57,7 @@ WINGS = {
     "core": ("lookup", "store_cycle", "engine_calls", "chunk_costs", "step_calls", "cascade", "reset_held", "memory"),
     "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
     "side_by_side": ("vllm_manager", "vllm_ab", "first_token", "sglang"),
-    "stress": ("overload", "long_prompt", "waiting", "burst"),
+    "stress": ("overload", "long_prompt", "waiting", "burst", "vllm_load"),
     "steps": ("decode_step",),
     "tiers": (
         *("host_copies", "gpu_copies", "disk", "whole_stack"),

@@ -29,6 +29,8 @@ from benchmarks.side_by_side.stacks import transfer_config
 _REST_S = 0.001
 """Seconds that vLLM's own loop sleeps after a step without work, so that other threads get the interpreter."""
 _SETTLE_S = 60.0
+_PASS_S = 60.0
+"""Seconds after which the requests of a pass are taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ class Story:
             Life.STORED: self._store,
             Life.BURST: self._burst,
             Life.DISK: self._disk,
+            Life.PASSES: self._passes,
         }[self._job.life]()
 
     def _first(self) -> None:
@@ -235,6 +238,11 @@ class Story:
         drop_page_cache(Path(self._job.directory))
         self._phase("alone, from disk", stored[: sizes.alone], 1)
         self._phase("queue, from disk", stored[sizes.alone :], sizes.burst)
+
+    def _passes(self) -> None:
+        for name in ("load, first pass", "load, second pass"):
+            self._phase(name, self._workload(), self._job.sizes.concurrency, _PASS_S)
+            self._engine.forget()
 
     def _single(self, name: str, count: int, chunks: int) -> list[Prompt]:
         odd = self._job.sizes.shape.odd_tokens

@@ -28,7 +28,8 @@ class Life(Enum):
     FIRST: empty tiers; everything once, then once more with the engine's own cache emptied. RESTART: the next process
     on the same disk. LONG: prefixes longer than the CPU tier, with a disk of its own. STORED: many prompts are served
     and stored. BURST: the next process on that disk gets all of them at once. DISK: the next process on that disk, with
-    an empty page cache, gets some of them one by one, and the others at once.
+    an empty page cache, gets some of them one by one, and the others at once. PASSES: the workload twice; the engine's
+    own cache is emptied in between.
     """
 
     FIRST = "first"
@@ -37,6 +38,7 @@ class Life(Enum):
     STORED = "stored"
     BURST = "burst"
     DISK = "disk"
+    PASSES = "passes"
 
 
 @dataclass(frozen=True, slots=True)

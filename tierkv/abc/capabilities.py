@@ -62,12 +62,20 @@ class Capabilities:
         """Number of keys per ``read_into`` call, for frames of ``frame_bytes`` bytes."""
         return _keys_per_call(self.preferred_read_bytes, frame_bytes, self.preferred_batch)
 
-    def keys_per_read(self, frame_bytes: int) -> int:
+    def keys_per_read(self, frame_bytes: int, waiting: int | None = None) -> int:
         """Number of keys per read operation, for frames of ``frame_bytes`` bytes.
 
-        Small where the backend prefers small reads, so that its threads share the work of a load evenly.
+        Small where the backend prefers small reads, so that its threads share the work of a load evenly. Few frames
+        are shared so that each thread has two turns. A thread that begins late then has one.
+
+        Args:
+            frame_bytes: length of the longest frame.
+            waiting: number of frames to read; None: many.
         """
-        return min(self.preferred_batch, max(self.keys_per_read_call(frame_bytes), KEYS_PER_READ_MIN))
+        keys = self.keys_per_read_call(frame_bytes)
+        if waiting is not None and self.preferred_read_bytes is not None:
+            keys = min(keys, -(-waiting // (2 * self.preferred_concurrency)))
+        return min(self.preferred_batch, max(keys, KEYS_PER_READ_MIN))
 
 
 def _keys_per_call(wished_bytes: int | None, frame_bytes: int, keys_max: int) -> int:

@@ -228,10 +228,7 @@ class StagedStack:
         return self._sources.get(request_id, {}).get(key, HOST)
 
     def complete_load(self, request_id: str, keys: Collection[Key]) -> bool:
-        """End the request's load of these chunks, after all workers did: whether every one of them completed it.
-
-        A load from before a reset is ignored. The engine must not use the blocks of a load that was not completed.
-        """
+        """End the request's load after all workers did; whether all completed it. Ignores one from before a reset."""
         job, is_complete = self._jobs.end_load(request_id, keys)
         if job is not None:
             self._core.update_time()
@@ -296,10 +293,8 @@ class StagedStack:
         for job, success in self._jobs.take_ended():
             failed = self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys)
             self._manager.complete_store(job.slots, failed)
-            good = job.groups.count(lead)
-            if failed:
-                good -= sum(group == lead and key in failed for key, group, _ in _chunks(job))
-            self._counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
+            lost = sum(group == lead and key in failed for key, group, _ in _chunks(job)) if failed else 0
+            self._counters.tokens_stored += (job.groups.count(lead) - lost) * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Mark chunks as recently used in the host tier's policy."""

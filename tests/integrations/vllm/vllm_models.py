@@ -2,8 +2,8 @@
 
 ``llama`` has one KV cache group. ``gemma`` mixes sliding windows with full attention, which makes three groups of it.
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
-``deepseek`` has latent attention. ``drafter`` proposes tokens for ``llama``,
-``eagle`` and ``eagle3`` for ``terse``.
+``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
+``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``.
 Their weights are so wide that a wrong byte in the KV cache changes the greedy tokens.
 """
 
@@ -18,6 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
@@ -28,6 +30,8 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 VOCABULARY = 1000
@@ -129,6 +133,18 @@ def deepseek() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def qwen3() -> PreTrainedModel:
+    """Three layers with three heads of KV each: no power of two anywhere in a page."""
+    odd = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
+    return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=3, **{**COMMON, **odd}))
+
+
+def falcon() -> PreTrainedModel:
+    """Two layers of Falcon-H1, each with attention and Mamba 2 side by side."""
+    mamba = {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 32}
+    return FalconH1ForCausalLM(FalconH1Config(num_hidden_layers=2, **mamba, **COMMON))
+
+
 def save_eagle(place: Path, target: PreTrainedModel) -> None:
     """Write heads of one layer that propose from the hidden states of ``target``: for EAGLE, and for EAGLE-3.
 
@@ -168,7 +184,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
-    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek):
+    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek, qwen3, falcon):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)

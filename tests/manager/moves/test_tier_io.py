@@ -103,6 +103,18 @@ def test_reads_in_smaller_batches_than_writes() -> None:
     assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(8, [4, 4]), (32, [4] * 8), (48, [6] * 8), (70, [7] * 10)])
+def test_threads_share_the_reads_of_one_load(count: int, sizes: list[int]) -> None:
+    """Each of four threads has two turns, so that one that begins late has one. An operation of many chunks is one
+    call: with its header, no eighth frame fits into it here."""
+    keys = run(0, count)
+    shared = replace(DISK, preferred_batch=128, preferred_concurrency=4, preferred_read_bytes=8 * FRAME_BYTES - 1)
+    core = make_core(slots=2 * count, tiers=[TierSpec("disk", shared)])
+    core.keep_below(keys)
+    core.manager.passages.reserve(WHO.request_id, tuple(keys), WHO.hints)
+    assert [len(op.keys) for op in ops(core, Verb.READ)] == sizes
+
+
 def test_what_is_there_is_not_written_again() -> None:
     """A chunk that came from a tier goes to the tiers that lack it, and not back where it came from."""
     core = make_core(tiers=[disk(name="fast"), disk(name="slow")])

@@ -78,7 +78,7 @@ class TierIO:
         self._swept = step.budget.share()
         self._deleted = step.budget.share()
         # A completion is applied whole, so an instruction has a part of a step's keys.
-        self._frame_bytes = max(group_bytes, default=1)
+        self._frame_bytes = self._sizes.frame_bound_max
         self._op_keys_max = max(1, step.budget.keys_max // OPS_PER_STEP_MIN)
 
     # -- existence -----------------------------------------------------------------------------------------------------
@@ -292,8 +292,9 @@ class TierIO:
 
     def _questions(self, tier: LowerTier) -> list[TierOp]:
         """Reads and probes that are due in a tier."""
-        limits, keys_max = tier.limits, min(tier.capabilities.keys_per_read(self._frame_bytes), self._op_keys_max)
-        reads = _batches(self._promotions.pop(tier.index, []), keys_max)
+        limits, slots = tier.limits, self._promotions.pop(tier.index, [])
+        keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(slots)), self._op_keys_max)
+        reads = _batches(slots, keys_max)
         ops = [self.in_flight.issue(tier, Verb.READ, limits.read_deadline_s, slots=batch) for batch in reads]
         for probe in tier.probes.take(self._share.left) if tier.probes else ():
             self._counters.probes[tier.name] += self._share.take(len(probe))
