@@ -69,7 +69,7 @@ finally:
         code = code.replace("finally", "except SystemExit")
         said = python(code, _TIERKV_COMPLETE="bash_complete", COMP_WORDS="tierkv pl", COMP_CWORD="1")
         words, _, loaded = said.partition("LOADED")
-        assert words.split() == ["plain,plugins"]
+        assert words.split() == ["plain,plan", "plain,plugins"]
         assert not HEAVY & set(json.loads(loaded))
 
 
@@ -92,7 +92,10 @@ class TestHelp:
         assert said.exit_code == 0
         examples = said.output.partition("\n  Examples:\n")[2].partition("\n\n")[0].splitlines()
         assert examples
-        assert all(line.startswith(f"    tierkv {name}") for line in examples)
+        assert examples[0].startswith(f"    tierkv {name}")
+        continued = [line.startswith("      ") for line in examples]
+        alone = [line for line, goes_on in zip(examples, continued, strict=True) if not goes_on]
+        assert all(line.startswith(("    tierkv ", "    pip ", "    python ")) for line in alone)
 
     def test_version(self, tierkv: Run) -> None:
         """A report of a bug begins with it."""

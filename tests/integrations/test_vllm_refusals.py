@@ -126,6 +126,7 @@ def test_a_report_of_a_worker_that_does_not_exist(caplog: pytest.LogCaptureFixtu
         (job,) = hand.scheduler.build(scheduler_output(new=[(source, 0, GOOD)])).meta.stores
         hand.scheduler.process_output(WorkerOutput({job.job_id: 1}, parts={job.job_id: {7: (b"",)}}), 0, None)
         hand.scheduler.process_output(WorkerOutput({job.job_id: 1}), 0, None)
+        hand.settle()  # the report waits until a rest of the stack ends
         assert not hand.scheduler.stack.has_pending_work()
     assert sum("7" in record.getMessage() for record in caplog.records) == 1
 
