@@ -13,5 +13,7 @@ exclude_patterns = ["_generate"]
 
 html_theme = "furo"
 html_title = "tierkv"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False

@@ -22,6 +22,7 @@ import grafana
 import layers
 import logs_page
 import metrics_page
+import pictures
 import plots
 import states
 
@@ -252,6 +253,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_reference,
     "states.md": states_page,
     **plots.PLOTS,
+    **pictures.PICTURES,
+    **states.PICTURES,
 }
 
 
