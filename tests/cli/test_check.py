@@ -82,13 +82,76 @@ def test_a_probe_that_hangs_is_given_up(tierkv: Run, stack: Stack) -> None:
     assert "--deadline-s" in bad["fix"]
 
 
-def test_problems_of_file_and_plugins_are_told_before_any_probe(tierkv: Run, stack: Stack) -> None:
-    """A stack that cannot be opened has no places to look at."""
-    path = stack("folder", "foldr")
+def test_mistakes_of_file_plugins_and_machine_are_listed_in_one_pass(tierkv: Run, stack: Stack, tmp_path: Path) -> None:
+    """A list that grows with each run of the check costs a deployment an evening; each mistake is listed once."""
+    path = stack("folder", "foldr", "burning", "folder", "folder", "blind")
+    config = json.loads(path.read_text())
+    config["host"]["capacity"] = "1GiBit"  # a wrong unit
+    config["lookup"] = {"deadlin_s": 1}
+    config["chunk"] = {"blocks": 1, "tokens": 16}
+    config["tiers"][0] |= {"path": str(tmp_path / "absent"), "retries": "2", "limit_bytes": "x"}
+    config["tiers"][2]["capacity"] = 1.5
+    config["tiers"][3] |= {"name": "c", "path": config["tiers"][2]["path"]}
+    config["tiers"][4] |= {"name": "c", "codec": "zstdd"}
+    del config["tiers"][5]["path"]
+    path.write_text(json.dumps(config))
     said = tierkv("check", path, "--json")
     assert said.exit_code == 2
-    assert said.stdout == ""
+    report = json.loads(said.stdout)
+    wrong = [(found["tier"], found["subject"]) for found in report["findings"] if not found["ok"]]
+    assert sorted(wrong) == sorted(
+        [
+            ("", "chunk"),
+            ("", "host.capacity"),
+            ("", "tiers[0].retries"),
+            ("", "tiers[2].capacity"),
+            ("", "lookup.deadlin_s"),
+            ("", "tiers[4].name"),
+            ("", "tiers[0].limit_bytes"),
+            ("", "tiers[1].backend"),
+            ("", "tiers[4].codec"),
+            ("", "tiers[5].path"),
+            ("c", "place"),
+            ("folder", "path"),
+            ("burning", "probe"),
+        ]
+    ), said.stdout
+    assert not report["ok"]
+    lines = said.stderr.splitlines()
+    assert [line for line in lines if f"{path}: " in line] == lines
+    assert len(lines) == 10
     assert f"{path}: tiers[1].backend = \"foldr\": unknown backend 'foldr'; did you mean 'folder'?" in said.stderr
+    plain = tierkv("check", path)
+    assert (plain.exit_code, plain.stderr) == (2, said.stderr)
+    assert "mkdir it" in plain.stdout
+    assert "the disk is on fire" in plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("wrong", "lines"),
+    [
+        ({}, ["host: missing, and required"]),
+        ({"host": 3, "tiers": 4}, ["host = 3: must be a table", "tiers = 4: must be a list"]),
+        ({"host": {}, "tiers": ["disk"]}, ["host.capacity: missing", 'tiers[0] = "disk": must be a table']),
+        ({"host": {"capacity": "1GiB"}, "tiers": [{}]}, ["tiers[0].backend: missing"]),
+        ({"host": {"capacity": "1GiB"}, "tiers": [{"backend": 7, "name": "Host"}]}, ["tiers[0].name", "tiers[0].back"]),
+        (
+            {"host": {"capacity": "1GiB"}, "tiers": [{"backend": "disk", "path": "/x", "tenant_quota": "1GiB"}]},
+            ["tiers[0].tenant_quota", "tiers[0].capacity: missing"],
+        ),
+    ],
+)
+def test_what_comes_of_a_mistake_is_no_mistake(
+    tierkv: Run, tmp_path: Path, wrong: dict[str, Any], lines: list[str]
+) -> None:
+    """A wrong value is taken out before further checks; that it is absent then is no second mistake."""
+    file = tmp_path / "stack.json"
+    file.write_text(json.dumps(wrong), encoding="utf-8")
+    said = tierkv("check", file)
+    assert said.exit_code == 2
+    found = [line.partition("stack.json: ")[2] for line in said.stderr.splitlines()]
+    assert len(found) == len(lines), found
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True)), found
 
 
 @pytest.mark.parametrize(("key", "ok"), [("ab" * 31 + "cd", True), ("", False), (None, False)])

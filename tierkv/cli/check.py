@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from rich.text import Text
 
 from tierkv.abc import CheckResult
 from tierkv.cli.check_whole import check_whole
-from tierkv.cli.output import print_json, print_table, verdict
-from tierkv.config import ResolvedStack, ResolvedTier, format_size, load_config, resolve
+from tierkv.cli.output import Cell, print_json, print_table, verdict
+from tierkv.config import HostConfig, ResolvedTier, format_size, load_sound_part, resolve_parts
+from tierkv.config.problems import Problem, raise_problems, without_consequences
 from tierkv.plugins.loading import load_plugins
 
 PROBE_DEADLINE_S = 30
@@ -48,39 +49,49 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
 
     Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the
     fix of each failure, and checks the tiers together: memory of the host tier, places and capacities that collide. A
-    warning is no failure. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
+    warning is no failure. Mistakes of the file are listed in the same pass: what is right in it is checked without
+    them. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
 
     \b
     Examples:
       tierkv check stack.toml
       tierkv check stack.yaml --json | jq '.findings[] | select(.ok | not)'
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    resolved = resolve(load_config(stack), load_plugins(), str(stack))
-    results = [TierCheck(tier, result) for tier, result in check_whole(resolved)] + probe(resolved, deadline_s)
-    ok = all(found.result.ok for found in results)
+    part = load_sound_part(stack)
+    tiers, found = resolve_parts(part.config, load_plugins()) if part.config else ((), [])
+    problems = [*part.problems, *without_consequences(found, part.problems)]
+    host = part.config.host if part.config and part.knows_host else None
+    whole = check_whole(host.capacity if host else None, tiers)
+    results = [TierCheck(tier, result) for tier, result in whole] + probe(tiers, deadline_s)
     if as_json:
-        rows = [{"tier": found.tier, **asdict(found.result)} for found in results]
-        print_json({"stack": str(stack), "ok": ok, "findings": rows})
+        wrong = [TierCheck("", _finding(problem)) for problem in problems]
+        rows = [{"tier": found.tier, **asdict(found.result)} for found in wrong + results]
+        print_json({"stack": str(stack), "ok": all(row["ok"] for row in rows), "findings": rows})
     else:
-        _print(stack, resolved, results)
-    ctx.exit(0 if ok else 1)
+        _print(stack, host, results)
+    raise_problems(str(stack), problems)
+    ctx.exit(0 if all(found.result.ok for found in results) else 1)
 
 
-def probe(stack: ResolvedStack, deadline_s: float) -> list[TierCheck]:
+def _finding(problem: Problem) -> CheckResult:
+    return CheckResult(problem.path, ok=False, detail=str(problem), fix="correct the file")
+
+
+def probe(tiers: Sequence[ResolvedTier], deadline_s: float) -> list[TierCheck]:
     """Run the checks of all tiers at once, each in its own thread. Threads that hang are abandoned.
 
     Returns:
         Results in the order of the tiers. A backend that raises or does not answer in time gives a failed result.
     """
     answers: queue.SimpleQueue[tuple[int, list[CheckResult]]] = queue.SimpleQueue()
-    for index, tier in enumerate(stack.tiers):
+    for index, tier in enumerate(tiers):
 
         def work(index: int = index, tier: ResolvedTier = tier) -> None:
             answers.put((index, _check_tier(tier)))
 
         # Daemon threads, so that a check that hangs in a dead mount does not keep the program running.
         threading.Thread(target=work, name=f"probe-{tier.config.name}", daemon=True).start()
-    answered = dict(_collect(answers, len(stack.tiers), deadline_s))
+    answered = dict(_collect(answers, len(tiers), deadline_s))
     late = CheckResult(
         "answer",
         ok=False,
@@ -89,7 +100,7 @@ def probe(stack: ResolvedStack, deadline_s: float) -> list[TierCheck]:
     )
     return [
         TierCheck(tier.config.name, result)
-        for index, tier in enumerate(stack.tiers)
+        for index, tier in enumerate(tiers)
         for result in answered.get(index, [late])
     ]
 
@@ -131,9 +142,11 @@ def _plugin_fault(detail: str) -> CheckResult:
     return CheckResult("probe", ok=False, detail=detail, fix="report it to the authors of the plugin")
 
 
-def _print(stack: Path, resolved: ResolvedStack, results: Iterable[TierCheck]) -> None:
-    host = resolved.config.host
-    rows = [("host", "configuration", verdict(ok=True), f"{format_size(host.capacity)}, policy {host.policy}", "")]
+def _print(stack: Path, host: HostConfig | None, results: Iterable[TierCheck]) -> None:
+    rows: list[Sequence[Cell]] = []
+    if host is not None:
+        facts = f"{format_size(host.capacity)}, policy {host.policy}"
+        rows.append(("host", "configuration", verdict(ok=True), facts, ""))
     rows += [
         (found.tier, found.result.subject, _verdict(found.result), found.result.detail, found.result.fix)
         for found in results

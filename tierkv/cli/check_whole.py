@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.config import ResolvedStack, ResolvedTier
+from tierkv.config import ResolvedTier
 from tierkv.config.units import round_size
 from tierkv.manager.contract import HOST
 from tierkv.memory.available import usable_bytes
@@ -23,11 +23,17 @@ FILES_MAX = 10_000
 """Files of one tier that are added up; of more, the tier counts as smaller than it is."""
 
 
-def check_whole(stack: ResolvedStack) -> Iterator[tuple[str, CheckResult]]:
-    """Yield the name of a tier with each finding: memory of the host tier, shared places, capacities together."""
-    yield HOST, check_memory(stack.config.host.capacity, usable_bytes())
+def check_whole(host_capacity: int | None, tiers: Sequence[ResolvedTier]) -> Iterator[tuple[str, CheckResult]]:
+    """Yield the name of a tier with each finding: memory of the host tier, shared places, capacities together.
+
+    Args:
+        host_capacity: of the host tier, in bytes; None: unknown.
+        tiers: lower tiers.
+    """
+    if host_capacity is not None:
+        yield HOST, check_memory(host_capacity, usable_bytes())
     yield HOST, check_huge_pages(_HUGE_PAGES)
-    places = [(tier, place) for tier in stack.tiers if (place := place_of(tier)) is not None]
+    places = [(tier, place) for tier in tiers if (place := place_of(tier)) is not None]
     yield from check_places(places)
     yield from check_capacities(places)
 

@@ -13,14 +13,23 @@ The result is a :class:`ResolvedStack`, which can be opened.
 
 Invariants:
 
-- All problems of a description are reported at once, in one :class:`~tierkv.errors.ConfigError`.
+- All problems of a description are reported at once, in one :class:`~tierkv.errors.ConfigError`. For
+  ``tierkv check`` a description has a :class:`SoundPart`, which is checked further in the same pass.
 - Unknown keys and values of another type are errors, never guesses.
 - Secrets are never shown in a message.
 - Importing this package imports pydantic, but no plugin. Nothing here opens a backend.
 """
 
-from tierkv.config.loading import default_mapping, load_config, load_default, parse_config
-from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve
+from tierkv.config.loading import (
+    SoundPart,
+    default_mapping,
+    load_config,
+    load_default,
+    load_sound_part,
+    parse_config,
+    parse_sound_part,
+)
+from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve, resolve_parts
 from tierkv.config.schema import (
     ChunkConfig,
     HostConfig,
@@ -39,6 +48,7 @@ __all__ = [
     "NamespaceConfig",
     "ResolvedStack",
     "ResolvedTier",
+    "SoundPart",
     "StackConfig",
     "StoreConfig",
     "TierConfig",
@@ -46,8 +56,11 @@ __all__ = [
     "format_size",
     "load_config",
     "load_default",
+    "load_sound_part",
     "parse_config",
     "parse_size",
+    "parse_sound_part",
     "resolve",
+    "resolve_parts",
     "round_size",
 ]

@@ -52,6 +52,16 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     return [_translate(detail, root) for detail in error.errors(include_url=False)]
 
 
+def without_consequences(problems: Iterable[Problem], known: Iterable[Problem]) -> list[Problem]:
+    """Leave out problems at, or inside of, a place that has a known one: they may come of it."""
+    paths = [problem.path for problem in known]
+    return [
+        problem
+        for problem in problems
+        if not any(problem.path == path or problem.path.startswith((f"{path}.", f"{path}[")) for path in paths)
+    ]
+
+
 def key_path(location: Sequence[str | int]) -> str:
     """Key path as text: ``("tiers", 1, "capacity")`` becomes ``tiers[1].capacity``."""
     path = ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
-from tierkv.config.options import make_options
+from tierkv.config.options import ConfigurablePlugin, make_options
 from tierkv.config.problems import Problem, raise_problems
 from tierkv.config.schema import StackConfig, TierConfig
 from tierkv.errors import PluginError
@@ -61,13 +61,22 @@ def resolve(config: StackConfig, registry: PluginRegistry, source: str = "<inlin
         ConfigError: lists every problem: unknown or broken plugins with the nearest name, options refused by a backend
             or codec, capacities and write policies that do not fit the backend, lossy codecs in exact tiers.
     """
+    tiers, problems = resolve_parts(config, registry)
+    raise_problems(source, problems)
+    return ResolvedStack(config, registry.require_policy(config.host.policy).plugin, tiers)
+
+
+def resolve_parts(config: StackConfig, registry: PluginRegistry) -> tuple[tuple[ResolvedTier, ...], list[Problem]]:
+    """Resolve what can be, and collect the problems of the rest.
+
+    With problems, the tiers are good for checks and for nothing else: those without a backend are left out, and wrong
+    options, codecs and policies have been replaced by the defaults.
+    """
     problems: list[Problem] = []
     _require(registry.require_policy, "host.policy", config.host.policy, problems)
-    tiers = [_resolve_tier(tier, f"tiers[{index}]", registry, problems) for index, tier in enumerate(config.tiers)]
-    problems += _check_tokens_path(config, [tier for tier in tiers if tier is not None])
-    raise_problems(source, problems)
-    host_policy = registry.require_policy(config.host.policy).plugin
-    return ResolvedStack(config, host_policy, tuple(tier for tier in tiers if tier is not None))
+    found = [_resolve_tier(tier, f"tiers[{index}]", registry, problems) for index, tier in enumerate(config.tiers)]
+    tiers = tuple(tier for tier in found if tier is not None)
+    return tiers, problems + _check_tokens_path(config, tiers)
 
 
 def _check_tokens_path(config: StackConfig, tiers: Sequence[ResolvedTier]) -> list[Problem]:
@@ -98,39 +107,49 @@ def _resolve_tier(
     if backend is None:
         return None
     problems += _check_against_capabilities(tier, path, backend)
-    try:
-        options, wrong = make_options(backend, tier.options, path)
-    except PluginError as error:
-        problems.append(Problem(f"{path}.backend", str(error), tier.backend))
-        return None
-    problems += wrong
-    if codec is None or policy is None:
+    options = _resolve_options(backend, tier.options, path, f"{path}.backend", problems)
+    if options is None:
         return None
     io_threads = tier.io_threads or backend.capabilities.preferred_concurrency
+    policy = policy or registry.require_policy(TierConfig.model_fields["policy"].default).plugin
     return ResolvedTier(tier, backend, options, codec, codec_options, policy, io_threads)
 
 
 def _resolve_codec(
     tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
-) -> tuple[CodecPlugin | None, Any]:
-    """Return the codec and its options object."""
+) -> tuple[CodecPlugin, Any]:
+    """Return the codec and its options object, or those of the default where there is a problem."""
     codec = _require(registry.require_codec, path, tier.codec.name, problems)
-    if codec is None:
-        return None, None
-    if codec.lossy and not tier.lossy:
-        lossless = ", ".join(sorted(name for name, item in registry.codecs.items() if not item.plugin.lossy))
-        message = (
-            "is lossy: values would come back as approximations; write lossy = true for this tier if they may, or "
-            f"choose a lossless codec: {lossless}"
-        )
-        problems.append(Problem(path, message, codec.name))
+    if codec is not None:
+        if codec.lossy and not tier.lossy:
+            lossless = ", ".join(sorted(name for name, item in registry.codecs.items() if not item.plugin.lossy))
+            message = (
+                "is lossy: values would come back as approximations; write lossy = true for this tier if they may, or "
+                f"choose a lossless codec: {lossless}"
+            )
+            problems.append(Problem(path, message, codec.name))
+        options = _resolve_options(codec, tier.codec.options, path, path, problems)
+        if options is not None:
+            return codec, options
+    default = registry.require_codec(TierConfig.model_fields["codec"].default.name).plugin
+    return default, default.options()
+
+
+def _resolve_options(
+    plugin: ConfigurablePlugin, given: Mapping[str, Any], path: str, named_at: str, problems: list[Problem]
+) -> Any:  # noqa: ANN401  the plugin's own type
+    """Return the options object; with problems one of the keys that are right, if that is enough; otherwise None."""
     try:
-        options, wrong = make_options(codec, tier.codec.options, path)
+        options, wrong = make_options(plugin, given, path)
+        problems += wrong
+        paths = {problem.path for problem in wrong}
+        if wrong:
+            right = {key: value for key, value in given.items() if f"{path}.{key}" not in paths}
+            options, _ = make_options(plugin, right, path)
     except PluginError as error:
-        problems.append(Problem(path, str(error), codec.name))
-        return None, None
-    problems += wrong
-    return codec, options
+        problems.append(Problem(named_at, str(error), plugin.name))
+        return None
+    return options
 
 
 def _require(require: Callable[[str], Registered[T]], path: str, name: str, problems: list[Problem]) -> T | None:

@@ -50,14 +50,23 @@ def test_bucket_that_refuses(s3: S3Server, url: str, options: dict[str, Any], mo
     assert failure.value.__cause__ is None, "the library's own text would be printed with a traceback"
 
 
-def test_unknown_credentials(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials unknown to the server are a refusal as well; they are not shown."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN000000001")
+@pytest.mark.parametrize("known", [True, False])
+def test_wrong_credentials_are_no_outage(
+    s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """A key that the server does not know, and a wrong secret of one that it does: named as such, and not shown."""
+    user = make_user(s3, monkeypatch, "s3:*")[0] if known else "AKIAUNKNOWN000000001"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-    with s3.enforcing_rights(), pytest.raises(BackendError, match="access is refused") as failure:
-        open_at(url, **options)
-    assert "AKIAUNKNOWN000000001" not in str(failure.value)
-    assert "hush-hush" not in str(failure.value)
+    with s3.enforcing_rights():
+        with pytest.raises(BackendError, match="the credentials are wrong") as failure:
+            open_at(url, **options)
+        found = check(url, **options)["access"]
+    assert type(failure.value) is BackendError, "another kind would be tried again as an outage"
+    assert not found.ok
+    assert found.detail.startswith("the credentials are wrong (HTTP 403 ")
+    assert "correct or renew them" in found.fix
+    assert not [text for text in (str(failure.value), f"{found}") if user in text or "hush-hush" in text]
 
 
 def test_user_who_may_only_read(

@@ -138,6 +138,31 @@ def test_check(sftp: SftpServer) -> None:
     assert not nowhere["access"].ok
 
 
+@pytest.mark.parametrize("which", ["another key", "a locked key", "no key"])
+def test_wrong_credentials_are_no_outage(sftp: SftpServer, tmp_path: Path, which: str) -> None:
+    """The server is there: an operator who reads of an outage would look at the network."""
+    file = tmp_path / "key"
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(
+        str(file), passphrase="hush" if which == "a locked key" else None
+    )
+    login = sftp.storage_options | {"key_filename": str(file)}
+    if which == "no key":
+        del login["key_filename"]
+    found = check(sftp.url("x"), storage_options=login)["access"]
+    assert not found.ok
+    assert found.detail.startswith("the credentials are wrong (")
+    assert "key_filename" in found.fix
+
+
+def test_a_key_file_that_is_absent_is_named(sftp: SftpServer, tmp_path: Path) -> None:
+    """A typing error in its path is the most common mistake."""
+    login = sftp.storage_options | {"key_filename": str(tmp_path / "absent")}
+    found = check(sftp.url("x"), storage_options=login)["access"]
+    assert not found.ok
+    assert str(tmp_path / "absent") in found.detail
+    assert "correct the path" in found.fix
+
+
 def test_password_in_the_url_is_refused() -> None:
     """A user in the URL is an address; a password is a secret that would be logged."""
     assert FsspecOptions(url="sftp://engine@host:22/x").location.bucket == "engine@host:22"

@@ -29,6 +29,7 @@ class FailureKind(Enum):
     NO_BUCKET = "no such bucket"
     REFUSED = "access is refused"
     NO_CREDENTIALS = "no credentials were found"
+    WRONG_CREDENTIALS = "the credentials are wrong"
     DOWN = "no connection"
     BUSY = "the server cannot serve it now"
     LATE = "no answer in time"
@@ -46,9 +47,14 @@ _ERRORS: dict[FailureKind, type[BackendError]] = {
 }
 
 FIXES = {
+    FailureKind.ABSENT: "correct the path that the message names",
     FailureKind.NO_BUCKET: "create the bucket, or correct the tier's url",
     FailureKind.REFUSED: "give these credentials the right to read, write and delete there, or use others",
     FailureKind.NO_CREDENTIALS: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
+    FailureKind.WRONG_CREDENTIALS: (
+        "correct or renew them where they come from: the environment, a profile, or for sftp the key file that "
+        "storage_options.key_filename names"
+    ),
     FailureKind.DOWN: "check that the server runs and that endpoint_url and the network to it are right",
     FailureKind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
     FailureKind.BUSY: "try again later",
@@ -69,13 +75,15 @@ _CODES = {
     "ConditionalRequestConflict": FailureKind.TAKEN,
     "ContainerNotFound": FailureKind.NO_BUCKET,
     "AccessDenied": FailureKind.REFUSED,
-    "AuthenticationFailed": FailureKind.REFUSED,
+    "AuthenticationFailed": FailureKind.WRONG_CREDENTIALS,
     "AuthorizationFailure": FailureKind.REFUSED,
     "AuthorizationPermissionMismatch": FailureKind.REFUSED,
     "AllAccessDisabled": FailureKind.REFUSED,
-    "InvalidAccessKeyId": FailureKind.REFUSED,
-    "SignatureDoesNotMatch": FailureKind.REFUSED,
-    "ExpiredToken": FailureKind.REFUSED,
+    "InvalidAccessKeyId": FailureKind.WRONG_CREDENTIALS,
+    "SignatureDoesNotMatch": FailureKind.WRONG_CREDENTIALS,
+    "ExpiredToken": FailureKind.WRONG_CREDENTIALS,
+    "InvalidToken": FailureKind.WRONG_CREDENTIALS,
+    "InvalidClientTokenId": FailureKind.WRONG_CREDENTIALS,
     "PermanentRedirect": FailureKind.OTHER_REGION,
     "AuthorizationHeaderMalformed": FailureKind.OTHER_REGION,
     "QuotaExceeded": FailureKind.FULL,
@@ -89,7 +97,7 @@ _CODES = {
     "OperationTimedOut": FailureKind.LATE,
 }
 _STATUSES = {
-    401: FailureKind.REFUSED,
+    401: FailureKind.WRONG_CREDENTIALS,
     403: FailureKind.REFUSED,
     404: FailureKind.ABSENT,
     408: FailureKind.LATE,
@@ -101,7 +109,9 @@ _STATUSES = {
 }
 _TYPE_NAMES = {
     "PermissionDeniedError": FailureKind.REFUSED,
-    "UnauthenticatedError": FailureKind.REFUSED,
+    "UnauthenticatedError": FailureKind.WRONG_CREDENTIALS,
+    "AuthenticationException": FailureKind.WRONG_CREDENTIALS,
+    "PasswordRequiredException": FailureKind.WRONG_CREDENTIALS,
     "NoCredentialsError": FailureKind.NO_CREDENTIALS,
     "PartialCredentialsError": FailureKind.NO_CREDENTIALS,
     "CredentialRetrievalError": FailureKind.NO_CREDENTIALS,
@@ -209,6 +219,8 @@ def _kind_of_chain(chain: list[BaseException], text: str) -> FailureKind | None:
     if kind is not None:
         return kind
     # obstore reports the kind of a failed request in its debug text only.
+    if "No authentication methods available" in text:  # paramiko, without a key
+        return FailureKind.WRONG_CREDENTIALS
     if "kind: Timeout" in text:
         return FailureKind.LATE
     if "HTTP error: " in text or "kind: Connect" in text:
