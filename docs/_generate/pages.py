@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import api
+import backends
 import behaviour
 import conformance
 import grafana
@@ -252,6 +253,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "logs.md": logs_reference,
     "metrics.md": metrics_reference,
     "states.md": states_page,
+    **backends.PAGES,
     **plots.PLOTS,
     **pictures.PICTURES,
     **states.PICTURES,
