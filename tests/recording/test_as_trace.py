@@ -88,6 +88,13 @@ def test_times_tenants_hints_and_lengths(tmp_path: Path) -> None:
     assert len(load_trace(path)) == 3
 
 
+def test_two_stacks_of_one_second_are_told_apart() -> None:
+    """A process opens its stack again at once: the second stack's requests come after the first's, not among them."""
+    first = [head("2026-11-24T10:00:00.100Z"), prompt("a", ["aa.0"], asked=0.5), prompt("b", ["bb.0"], asked=0.6)]
+    again = [head("2026-11-24T10:00:00.900Z"), prompt("a", ["cc.0"], asked=0.05)]
+    assert [line["hash_ids"] for line in trace_of([*first, *again]).lines] == [["aa"], ["bb"], ["cc"]]
+
+
 def test_a_prompt_with_a_gap_ends_before_it() -> None:
     """A record may lack entries: keys after them would make a wrong prompt."""
     whole = [prompt("a", ["aa.0"]), {**ENTRY, "is": "prompt", "r": "a", "at": 1, "keys": ["bb.0"]}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 
+import broken_at_rest
 import broken_backends
 import broken_calls
 import broken_remotes
@@ -18,11 +19,11 @@ from tierkv.testing.conformance.rules import kit_tests
 
 pytest_plugins = ["pytester"]
 
-MISTAKES = (broken_backends, broken_calls, broken_stores)
+MISTAKES = (broken_at_rest, broken_backends, broken_calls, broken_stores)
 """Modules that fill BROKEN when they are imported."""
 
 SUITE = """
-import broken_backends, broken_calls, broken_stores
+import broken_at_rest, broken_backends, broken_calls, broken_stores
 import plain_files
 import pytest
 from broken_registry import BROKEN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import broken_at_rest
 import plain_files
 
 from tierkv.abc import BackendContext
@@ -32,3 +33,7 @@ class TestSharedPlainFiles(TestPlainFiles):
 
 class TestReadOnlyPlainFiles(TestPlainFiles):
     plugin = plain_files.READ_ONLY_PLUGIN
+
+
+class TestDescribedFiles(TestPlainFiles):
+    plugin = broken_at_rest.AT_REST_PLUGIN

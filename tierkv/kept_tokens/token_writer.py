@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.dispatch.batch_writer import BatchWriter
+from tierkv.dispatch.spawn import Spawn, start_thread
 from tierkv.kept_tokens.packing import pack_snapshot
 from tierkv.kept_tokens.token_file import Row, TokenFile
 from tierkv.logs.definitions import TOKENS_NOT_KEPT
@@ -28,7 +27,7 @@ Change = tuple[Key, Snapshot | None]
 
 
 class TokenWriter:
-    """Queue of changes, and the thread that writes them: a ``TokenKeeper``.
+    """Changes of kept tokens, written in batches: a ``TokenKeeper``.
 
     Args:
         file: open file. The writer's thread alone uses it from now on, and closes it.
@@ -52,17 +51,21 @@ class TokenWriter:
         changes_max: int = CHANGES_MAX,
         spawn: Spawn = start_thread,
     ) -> None:
-        self.done = False
         self._file = file
         self._counters = counters
         self._log = log
-        self._clock = clock
-        self._engine_sleep = engine_sleep
-        self._changes_max = changes_max
         self._changes: list[Change] = []
-        self._put = self._taken = self._failed = self._counted = 0
-        self._batches: queue.SimpleQueue[list[Change] | None] = queue.SimpleQueue()
-        self._handle: Handle = spawn("tierkv-tokens", self)
+        self._failed = self._counted = 0
+        self._writer: BatchWriter[Change] = BatchWriter(
+            "tierkv-tokens",
+            self._write,
+            file.close,
+            items_max=changes_max,
+            clock=clock,
+            engine_sleep=engine_sleep,
+            batches_at_once=BATCHES_PER_COMMIT,
+            spawn=spawn,
+        )
 
     # -- engine's thread ---------------------------------------------------------------------------------------------
 
@@ -83,58 +86,25 @@ class TokenWriter:
         if not changes:
             return
         self._changes = []
-        if self.done or self._put - self._taken + len(changes) > self._changes_max:
+        if not self._writer.put(changes):
             self._counters.tokens_not_kept += _kept_in(changes)
-            return
-        self._put += len(changes)
-        self._batches.put(changes)
 
     def close(self, timeout_s: float) -> None:
         """Write pending changes, within ``timeout_s``. Idempotent."""
         self.hand_over()
-        self._batches.put(None)
-        wait_until(lambda: not self._handle.is_alive(), timeout_s, self._clock, self._engine_sleep)
+        self._writer.close(timeout_s)
         self.hand_over()
 
     # -- the writer's thread -----------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Write changes until closed."""
-        while self._write_next(self._batches.get()):
-            pass
+    def _write(self, changes: Sequence[Change]) -> None:
+        rows = list(self._rows(changes))
+        try:
+            self._file.apply(rows)
+        except sqlite3.Error as error:
+            self._not_kept(sum(row is not None for _, row in rows), error)
 
-    def step(self) -> bool:
-        """Write what waits, if anything does. Returns whether it did."""
-        with contextlib.suppress(queue.Empty):
-            self._write_next(self._batches.get_nowait())
-            return True
-        return False
-
-    def _write_next(self, changes: list[Change] | None) -> bool:
-        last = changes is None
-        joined = list(changes or ())
-        for _ in range(BATCHES_PER_COMMIT):
-            if last:
-                break
-            try:
-                more = self._batches.get_nowait()
-            except queue.Empty:
-                break
-            last = more is None
-            joined += more or ()
-        if joined:
-            rows = list(self._rows(joined))
-            try:
-                self._file.apply(rows)
-            except sqlite3.Error as error:
-                self._not_kept(sum(row is not None for _, row in rows), error)
-            self._taken += len(joined)
-        if last:
-            self.done = True
-            self._file.close()
-        return not last
-
-    def _rows(self, changes: list[Change]) -> Iterator[Row]:
+    def _rows(self, changes: Sequence[Change]) -> Iterator[Row]:
         for key, snapshot in changes:
             try:
                 yield key, None if snapshot is None else pack_snapshot(snapshot)

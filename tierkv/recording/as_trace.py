@@ -5,13 +5,11 @@ A request becomes a line with its first lookup. Times of a stack that was opened
 
 from __future__ import annotations
 
-import calendar
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tierkv.recording.entries import Entry
+from tierkv.recording.entries import Entry, opened_at_s
 
 
 @dataclass(slots=True)
@@ -61,9 +59,8 @@ class _Reader:
         if process == self._process:
             return  # the next file of the same process
         self._process, self._open = process, {}
-        try:
-            opened_s = float(calendar.timegm(time.strptime(str(entry.get("opened")), "%Y-%m-%dT%H:%M:%SZ")))
-        except ValueError:
+        opened_s = opened_at_s(entry)
+        if opened_s is None:
             opened_s = (self._zero_s or 0.0) + self._opened_s
         self._zero_s = opened_s if self._zero_s is None else self._zero_s
         self._opened_s = max(0.0, opened_s - self._zero_s)

@@ -25,6 +25,7 @@ group. ``is`` is one of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from tierkv.types.keys import Key, split_key
@@ -35,6 +36,19 @@ KEYS_PER_LINE = 32
 """Keys in one line at most; more keys take several lines."""
 
 _HASH_BYTES_MAX = 16
+
+
+def now_as_text() -> str:
+    """Return the wall clock as the entry ``record`` has it. Milliseconds tell two stacks of one second apart."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def opened_at_s(head: Entry) -> float | None:
+    """Return when the stack of an entry ``record`` was opened, in seconds since 1970; None if it does not say."""
+    try:
+        return datetime.fromisoformat(str(head.get("opened"))).timestamp()
+    except ValueError:
+        return None
 
 
 def short_key(key: bytes) -> str:

@@ -10,13 +10,13 @@ import contextlib
 import errno
 import json
 import os
-import queue
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.dispatch.batch_writer import BatchWriter
+from tierkv.dispatch.spawn import Spawn, start_thread
 from tierkv.errors import ConfigError
 from tierkv.logs.definitions import RECORD_NOT_WRITTEN
 from tierkv.logs.stack_log import StackLog
@@ -27,7 +27,7 @@ ENTRIES_MAX = 65_536
 
 
 class RecordWriter:
-    """Queue of entries and the thread that writes them. ``put`` and ``close`` belong to the engine's thread.
+    """Files of entries, written in batches. ``put`` and ``close`` belong to the engine's thread.
 
     Args:
         path: the newest file. Its folder must exist.
@@ -62,14 +62,9 @@ class RecordWriter:
         self._head = head
         self._bytes_max = bytes_max
         self._keep = keep
-        self._clock = clock
-        self._engine_sleep = engine_sleep
-        self._entries_max = entries_max
-        self._put = self._taken = self._lost = self._unnoted = self._failed = 0
-        self._batches: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
+        self._lost = self._unnoted = self._failed = 0
         self._file: BinaryIO | None = None
         self._log = log or StackLog(clock)
-        self.done = False
         try:
             self._open()
         except OSError as error:
@@ -77,61 +72,49 @@ class RecordWriter:
                 f'record.path = "{path}": {error.strerror or error}; name a file in a folder that exists and may be '
                 "written to, or leave the section [record] out"
             ) from error
-        self._handle: Handle = spawn("tierkv-record", self)
+        self._writer: BatchWriter[Entry] = BatchWriter(
+            "tierkv-record",
+            self._write_or_count,
+            self._close_file,
+            items_max=entries_max,
+            clock=clock,
+            engine_sleep=engine_sleep,
+            spawn=spawn,
+        )
 
     # -- engine's thread ---------------------------------------------------------------------------------------------
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Take over entries without waiting. Entries beyond the bound are dropped; the record notes their number."""
         self.dropped = self._lost + self._failed
-        waiting = self._put - self._taken
-        if not entries or self.done:
+        if not entries or self._writer.done:
             return
-        if waiting + len(entries) > self._entries_max:
-            self._lost += len(entries)
-            self._unnoted += len(entries)
-            self.dropped += len(entries)
-            return
+        batch = entries
         if self._unnoted:
             first = entries[0]
             lost = {"is": "lost", "step": first.get("step", 0), "t": first.get("t", 0), "entries": self._unnoted}
-            entries, self._unnoted = [lost, *entries], 0
-        self._put += len(entries)
-        self._batches.put(entries)
+            batch = [lost, *entries]
+        if self._writer.put(batch):
+            self._unnoted = 0
+            return
+        self._lost += len(entries)
+        self._unnoted += len(entries)
+        self.dropped += len(entries)
 
     def close(self, timeout_s: float) -> None:
         """Write pending entries, within ``timeout_s``. Idempotent."""
-        self._batches.put(None)
-        wait_until(lambda: not self._handle.is_alive(), timeout_s, self._clock, self._engine_sleep)
+        self._writer.close(timeout_s)
         self.dropped = self._lost + self._failed
 
     # -- the writer's thread -----------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Write batches until closed."""
-        while self._write_next(self._batches.get()):
-            pass
-
-    def step(self) -> bool:
-        """Write one batch, if one is pending. Returns whether it did."""
-        with contextlib.suppress(queue.Empty):
-            self._write_next(self._batches.get_nowait())
-            return True
-        return False
-
-    def _write_next(self, entries: Sequence[Entry] | None) -> bool:
-        if entries is None:
-            self.done = True
-            self._close_file()
-            return False
+    def _write_or_count(self, entries: Sequence[Entry]) -> None:
         try:
             self._write(entries)
         except OSError as error:
             self._failed += len(entries)
             self._close_file()
             self._log.report(RECORD_NOT_WRITTEN, path=self._path, reason=error)
-        self._taken += len(entries)
-        return True
 
     def _write(self, entries: Sequence[Entry]) -> None:
         lines = b"".join(map(line_of, entries))

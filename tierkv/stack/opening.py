@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from tierkv.logs.definitions import EVENTS_UNDESCRIBED, HINT_IGNORED, LogEvent
 from tierkv.logs.stack_log import StackLog
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
+from tierkv.recording.entries import now_as_text
 from tierkv.recording.recorder import Recorder
 from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.events.block_events import BlockEvents
@@ -305,7 +305,7 @@ def _recorder(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence
         return None
     head = {
         "is": "record", "step": 0, "t": 0, "version": 1, "model": plan.namespace.model, "pid": os.getpid(),
-        "opened": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "tiers": ["host", *tier_names],
+        "opened": now_as_text(), "tiers": ["host", *tier_names],
         "chunk_tokens": plan.geometry.groups[plan.geometry.lookup_order[0]].chunk_tokens,
         "chunk_bytes": sum(group.payload_bytes for group in plan.geometry.groups),
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import http.client
 import re
 import time
@@ -17,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tierkv.errors import ConfigError
 from tierkv.metrics.deltas import Delta, empty_delta, merge
-from tierkv.recording.entries import Entry
+from tierkv.recording.entries import Entry, opened_at_s
 from tierkv.recording.reading import entries_so_far, files_of
 
 Values = Mapping[str, Mapping[str, float]]
@@ -150,10 +149,10 @@ class RecordFile:
     def _begin(self, head: Entry) -> None:
         """Begin with the first entry of another process."""
         self._head, self._sums = head, empty_delta()
-        try:
-            self._opened_s = calendar.timegm(time.strptime(head["opened"], "%Y-%m-%dT%H:%M:%SZ"))
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"{self.name}: this is no record of a stack: its first line has no time") from error
+        opened_s = opened_at_s(head)
+        if opened_s is None:
+            raise ConfigError(f"{self.name}: this is no record of a stack: its first line has no time")
+        self._opened_s = opened_s
 
 
 def _values(sums: Delta) -> Values:
