@@ -71,7 +71,7 @@ class DescribedFiles(PlainFiles):
 
 
 class SharedDescribedFiles(SharedPlainFiles):
-    """The same for any number of processes."""
+    """Described files for any number of processes."""
 
     def __init__(self, context: BackendContext, options: PlainOptions) -> None:
         super().__init__(context, options)

@@ -255,6 +255,12 @@ CHUNK_NOT_COPIED = LogEvent(
     ("key", "reason"),
     "See the reason: too little GPU memory (`host.gpu_staging`), or a GPU that failed.",
 )
+LOADS_FAILED = _warning(
+    "loads_failed",
+    "loads to the GPU failed; vLLM computes the tokens of their requests",
+    "requests",
+    advice="See the lines about chunks in the same process for the reason.",
+)
 
 EVENTS: tuple[LogEvent, ...] = tuple(event for event in list(globals().values()) if isinstance(event, LogEvent))
 """All events, in the order of this module."""

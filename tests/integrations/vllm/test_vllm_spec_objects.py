@@ -536,9 +536,9 @@ class AskedConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM has no t
         return report_failed_loads(take_failed)
 
 
-def test_the_connector_that_creates_a_worker_reports_its_failed_loads() -> None:
-    """VLLM asks each connector for them, and its own offloading connector names none."""
-    failed = [{"a"}, set[str]()]
+def test_the_connector_that_creates_a_worker_reports_its_failed_loads(caplog: pytest.LogCaptureFixture) -> None:
+    """VLLM asks each connector for them, and its own offloading connector names none. A burst is one line."""
+    failed = [{"a"}, set[str](), {"b"}]
     connector, other = AskedConnector(), AskedConnector()
     assert not report_failed_loads(set[str])
     assert connector.create(lambda: failed.pop(0))
@@ -546,3 +546,5 @@ def test_the_connector_that_creates_a_worker_reports_its_failed_loads() -> None:
     results = [connector.get_transfer_results(set()) for _ in range(2)]
     assert [(one.finished_recving, one.failed_recving) for one in results] == [({"a", "b"}, {"a"}), ({"a", "b"}, set())]
     assert other.get_transfer_results(set()).failed_recving == set()
+    assert connector.get_transfer_results(set()).failed_recving == {"b"}
+    assert caplog.text.count("loads_failed") == 1

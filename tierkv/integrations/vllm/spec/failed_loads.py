@@ -10,13 +10,12 @@ request as a failed one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from tierkv.integrations.vllm.engine_checks import calling_connectors
-
-_log = logging.getLogger(__name__)
+from tierkv.logs.definitions import LOADS_FAILED
+from tierkv.logs.stack_log import StackLog
 
 
 def report_failed_loads(take_failed: Callable[[], set[str]]) -> bool:
@@ -31,13 +30,13 @@ def report_failed_loads(take_failed: Callable[[], set[str]]) -> bool:
     connector = next(calling_connectors(), None)
     if connector is None:
         return False
-    collect = connector.get_transfer_results
+    collect, log = connector.get_transfer_results, StackLog()
 
     def get_transfer_results(finished_req_ids: set[str]) -> Any:  # noqa: ANN401 - vLLM's, which has no types here
         results = collect(finished_req_ids)
         failed = take_failed()
         if failed:
-            _log.error("%d loads failed, and vLLM computes their requests", len(failed))
+            log.report(LOADS_FAILED, requests=len(failed))
             results.failed_recving |= failed
         return results
 
