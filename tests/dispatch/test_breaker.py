@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from threading import Event
 from typing import Any
@@ -19,6 +19,7 @@ from tierkv.dispatch.breaker import TABLE, Breaker, State
 from tierkv.dispatch.breaker import Event as Happened
 from tierkv.errors import IllegalTransitionError
 from tierkv.testing import faults
+from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, Verb
 
 FAILED, REFUSED, ABSENT = [OutcomeKind.FAILED], [OutcomeKind.REFUSED], [OutcomeKind.ABSENT]
@@ -117,6 +118,31 @@ def test_it_opens_is_reported_once_and_recovers(bench: Bench) -> None:
         stats = dispatch.dispatcher.stats.tiers[0]
         assert (stats.breaker_opens, stats.ops, stats.failed) == (1, 4, 3)
         assert all(report.op_id >= 0 for report in dispatch.reports if isinstance(report, Completion))
+
+
+def test_a_tier_of_several_servers_returns_when_one_lives(bench: Bench) -> None:
+    """Each trial asks for another key, so for another server: one that stays dead must not keep the tier out."""
+    first: list[Key] = []
+
+    def one_server_is_dead(keys: Sequence[Key], inner: Callable[[Any], object]) -> object:
+        """Keys of a dead server fail: the first that was asked for after the outage began, and no other."""
+        first.extend(keys[:1] if not first else ())
+        if first[0] in keys:
+            raise OSError("its server is dead")
+        return inner(keys)
+
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        outage = bench.backend.add("contains", faults.raise_error(lambda: OSError("all are gone")))
+        dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)])
+        dispatch.wait_health(False)
+        bench.backend.rules.remove(outage)
+        bench.backend.add("contains", one_server_is_dead)
+        for _ in range(2):  # the first trial meets the dead server
+            dispatch.clock.advance(10.0)
+            dispatch.drain()
+            wait_for(lambda: dispatch.drain() == [] and dispatch.dispatcher._in_flight == 0, "end of the trial")
+        dispatch.wait_health(False, True)
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [ABSENT]
 
 
 def test_a_success_in_between_keeps_it_closed(bench: Bench) -> None:

@@ -6,8 +6,11 @@ nothing: only a trial closes the breaker.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
+from itertools import count
 
+from tierkv.types.keys import Key, make_key
 from tierkv.types.state_machine import TRANSITIONS_KEPT, StateMachine, TransitionLog
 
 
@@ -54,6 +57,15 @@ TABLE: dict[tuple[State, Event], State] = {
 
 BREAKER_STATES = StateMachine("breaker", TABLE)
 """Lookup in the table above."""
+
+
+def trial_keys() -> Iterator[Key]:
+    """Yield keys for trials to probe: no chunk has them, and their absence is a valid answer.
+
+    Each trial probes another one. A tier of several servers spreads its keys over them, so trials ask one after the
+    other, and a dead server does not keep those that live out of service.
+    """
+    return (make_key(b"tierkv: are you there? %d" % number, 0) for number in count())
 
 
 class Breaker:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tierkv.dispatch import scanning
 from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
+from tierkv.dispatch.breaker import trial_keys
 from tierkv.dispatch.deadlines import Deadlines
 from tierkv.dispatch.lane import Lane, ThreadLane
 from tierkv.dispatch.scanning import ScanResult
@@ -23,11 +24,7 @@ from tierkv.dispatch.tier_state import TierLimits, TierState, UnlistedTiers
 from tierkv.metrics.watched import TierCondition
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
-from tierkv.types.keys import make_key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, TierReport, Verb
-
-TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
-"""Key that a trial probes. No chunk has this key, and its absence is a valid answer."""
 
 _TRIAL_OP_ID = -1
 
@@ -76,6 +73,7 @@ class Dispatcher:
         self._deadlines = Deadlines()
         self._in_flight = 0
         self._trials = 0
+        self._trial_keys = trial_keys()
         self._is_closing = False
         self._abandoned: int | None = None
         self._loop: tuple[LoopRunner, Handle] | None = None
@@ -326,7 +324,8 @@ class Dispatcher:
             if state.relisting is not None:
                 state.relisting.begin()
                 continue
-            op = TierOp(_TRIAL_OP_ID, state.index, Verb.PROBE, (TRIAL_KEY,), (), now_s + state.limits.trial_deadline_s)
+            key, deadline_s = next(self._trial_keys), now_s + state.limits.trial_deadline_s
+            op = TierOp(_TRIAL_OP_ID, state.index, Verb.PROBE, (key,), (), deadline_s)
             if self._offer(state, Ticket(op, now_s, is_trial=True)):
                 self._trials += 1
             else:  # the queue is full of operations that no thread took: the same as a missed deadline
