@@ -8,6 +8,8 @@ from typing import Any
 
 OF = '{instance=~"$instance"}'
 """Selector of the chosen instances."""
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+"""The Prometheus that the reader chooses."""
 WINDOW = "[$__rate_interval]"
 WIDTH = 24
 """Columns of Grafana's grid."""
@@ -67,38 +69,58 @@ def _p95(metric: str, *by: str) -> str:
     return f"histogram_quantile(0.95, {_rate(f'{metric}_bucket', 'le', *by)})"
 
 
+def _tier_rate(*metrics: str) -> str:
+    """Sum of the rates of counters, by tier."""
+    return " + ".join(_rate(f"{metric}_total", "tier") for metric in metrics)
+
+
+def _by_tier(expression: str, what: str = "") -> Query:
+    """Query with a series per tier; ``what`` tells several queries of one panel apart."""
+    return Query(expression, f"{{{{tier}}}}, {what}" if what else "{{tier}}")
+
+
+def _stat(title: str, text: str, unit: str, query: Query) -> Panel:
+    return Panel(title, text, unit, (query,), width=4, kind="stat")
+
+
+def _bytes_moved(title: str, *queries: Query) -> Panel:
+    return Panel(title, "Per second.", "Bps", queries)
+
+
+def _time_of(verb: str) -> Panel:
+    """Panel of the time of a read or a write."""
+    whole = _by_tier(_p95(f"tier_{verb}_seconds", "tier"))
+    queue = _by_tier(_p95(f"tier_{verb}_queue_seconds", "tier"), "queue")
+    text = "From its submission on, and the part of it that was spent in the queue."
+    return Panel(f"Time of a {verb}, p95", text, "s", (whole, queue))
+
+
 SERVICE = Row(
     "Does it serve?",
     (
-        Panel(
+        _stat(
             "Firing alerts",
             "Alerts of docs/operate/alerts.yml. The page Operate tierkv says what each one calls for.",
             "none",
-            (Query('count(ALERTS{alertname=~"Tierkv.*", alertstate="firing"}) or vector(0)', "alerts"),),
-            width=4,
-            kind="stat",
+            Query('count(ALERTS{alertname=~"Tierkv.*", alertstate="firing"}) or vector(0)', "alerts"),
         ),
-        Panel(
+        _stat(
             "Tiers out of service",
             "Their chunks are misses until the cause ends.",
             "none",
-            (Query(f"count(tierkv_tier_usable{OF} == 0) or vector(0)", "tiers"),),
-            width=4,
-            kind="stat",
+            Query(f"count(tierkv_tier_usable{OF} == 0) or vector(0)", "tiers"),
         ),
-        Panel(
+        _stat(
             "Hit rate",
             "Share of the asked tokens that any tier delivered, without those that the engine had itself.",
             "percentunit",
-            (Query(f"{_all('tokens_loaded_total')} / {_all('tokens_asked_total')}", "hits"),),
-            width=4,
-            kind="stat",
+            Query(f"{_all('tokens_loaded_total')} / {_all('tokens_asked_total')}", "hits"),
         ),
         Panel(
             "Service of each tier",
             "2: serves. 1: is only read. 0: out of service.",
             "none",
-            (Query(f"{_level('tier_usable', 'min')} + {_level('tier_writable', 'min')}", "{{tier}}"),),
+            (_by_tier(f"{_level('tier_usable', 'min')} + {_level('tier_writable', 'min')}"),),
             width=12,
             top=2,
         ),
@@ -113,7 +135,7 @@ HITS = Row(
             "short",
             (
                 Query(_all("tokens_computed_total"), "computed"),
-                Query(_rate("tokens_loaded_total", "tier"), "{{tier}}"),
+                _by_tier(_tier_rate("tokens_loaded")),
                 Query(_all("tokens_local_total"), "engine"),
             ),
             width=12,
@@ -123,12 +145,7 @@ HITS = Row(
             "Hit rate of each tier",
             "Share of the asked tokens that the tier delivered.",
             "percentunit",
-            (
-                Query(
-                    f"{_rate('tokens_loaded_total', 'tier')} / on () group_left {_all('tokens_asked_total')}",
-                    "{{tier}}",
-                ),
-            ),
+            (_by_tier(f"{_tier_rate('tokens_loaded')} / on () group_left {_all('tokens_asked_total')}"),),
             width=6,
         ),
         Panel(
@@ -147,55 +164,31 @@ TIERS = Row(
             "Fill",
             "Bytes held of the capacity. A cache that is full is normal: it evicts.",
             "percentunit",
-            (Query(f"{_level('tier_held_bytes')} / {_level('tier_capacity_bytes')}", "{{tier}}"),),
+            (_by_tier(f"{_level('tier_held_bytes')} / {_level('tier_capacity_bytes')}"),),
             top=1,
         ),
         Panel(
             "Room below the capacity",
             "Bytes by which a storage is smaller than the configured capacity, because it reported that it is full.",
             "bytes",
-            (Query(f"{_level('tier_capacity_bytes')} - {_level('tier_room_bytes')}", "{{tier}}"),),
+            (_by_tier(f"{_level('tier_capacity_bytes')} - {_level('tier_room_bytes')}"),),
         ),
-        Panel(
-            "Evictions",
-            "Chunks evicted per second.",
-            "short",
-            (Query(_rate("evictions_total", "tier"), "{{tier}}"),),
+        Panel("Evictions", "Chunks evicted per second.", "short", (_by_tier(_tier_rate("evictions")),)),
+        _bytes_moved("Bytes read", _by_tier(_tier_rate("tier_bytes_read"))),
+        _bytes_moved("Bytes written", _by_tier(_tier_rate("tier_bytes_written"))),
+        _bytes_moved(
+            "Bytes between host and GPU", Query(_rate("transfer_bytes_sum", "transfer_type"), "{{transfer_type}}")
         ),
-        Panel("Bytes read", "Per second.", "Bps", (Query(_rate("tier_bytes_read_total", "tier"), "{{tier}}"),)),
-        Panel("Bytes written", "Per second.", "Bps", (Query(_rate("tier_bytes_written_total", "tier"), "{{tier}}"),)),
-        Panel(
-            "Bytes between host and GPU",
-            "Per second.",
-            "Bps",
-            (Query(_rate("transfer_bytes_sum", "transfer_type"), "{{transfer_type}}"),),
-        ),
-        Panel(
-            "Time of a read, p95",
-            "From its submission on, and the part of it that was spent in the queue.",
-            "s",
-            (
-                Query(_p95("tier_read_seconds", "tier"), "{{tier}}"),
-                Query(_p95("tier_read_queue_seconds", "tier"), "{{tier}}, queue"),
-            ),
-        ),
-        Panel(
-            "Time of a write, p95",
-            "From its submission on, and the part of it that was spent in the queue.",
-            "s",
-            (
-                Query(_p95("tier_write_seconds", "tier"), "{{tier}}"),
-                Query(_p95("tier_write_queue_seconds", "tier"), "{{tier}}, queue"),
-            ),
-        ),
+        _time_of("read"),
+        _time_of("write"),
         Panel(
             "Operations",
             "In a call to the backend, and waiting for one. Late ones are past their deadline: a call may hang.",
             "short",
             (
-                Query(_level("tier_running_ops"), "{{tier}}, in a call"),
-                Query(_level("tier_late_ops"), "{{tier}}, late"),
-                Query(_level("tier_queued_ops"), "{{tier}}, waiting"),
+                _by_tier(_level("tier_running_ops"), "in a call"),
+                _by_tier(_level("tier_late_ops"), "late"),
+                _by_tier(_level("tier_queued_ops"), "waiting"),
             ),
         ),
     ),
@@ -208,29 +201,26 @@ WRITES = Row(
             "Skipped: the tier has the chunk already. Dropped: the tier is slower than the engine stores.",
             "short",
             (
-                Query(f"{_rate('cascades_total', 'tier')} + {_rate('demotions_total', 'tier')}", "{{tier}}, written"),
-                Query(_rate("writes_skipped_total", "tier"), "{{tier}}, skipped"),
-                Query(
-                    f"{_rate('cascades_dropped_total', 'tier')} + {_rate('demotions_dropped_total', 'tier')}",
-                    "{{tier}}, dropped",
-                ),
+                _by_tier(_tier_rate("cascades", "demotions"), "written"),
+                _by_tier(_tier_rate("writes_skipped"), "skipped"),
+                _by_tier(_tier_rate("cascades_dropped", "demotions_dropped"), "dropped"),
             ),
         ),
         Panel(
             "Chunks that wait to be written",
             "In the write queue of each tier.",
             "short",
-            (Query(_level("tier_waiting_chunks"), "{{tier}}"),),
+            (_by_tier(_level("tier_waiting_chunks")),),
         ),
         Panel(
             "Failures",
             "Chunks per second: the backend failed, a deadline passed, a frame was damaged, there was no space.",
             "short",
             (
-                Query(_rate("tier_failed_total", "tier"), "{{tier}}, failed"),
-                Query(_rate("tier_timed_out_total", "tier"), "{{tier}}, late"),
-                Query(_rate("tier_corrupt_total", "tier"), "{{tier}}, damaged"),
-                Query(_rate("tier_no_space_total", "tier"), "{{tier}}, no space"),
+                _by_tier(_tier_rate("tier_failed"), "failed"),
+                _by_tier(_tier_rate("tier_timed_out"), "late"),
+                _by_tier(_tier_rate("tier_corrupt"), "damaged"),
+                _by_tier(_tier_rate("tier_no_space"), "no space"),
             ),
         ),
     ),
@@ -254,7 +244,7 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         "type": panel.kind,
         "title": panel.title,
         "description": panel.text,
-        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "datasource": SOURCE,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": HEIGHT},
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": targets,
@@ -285,7 +275,7 @@ def board() -> str:
             "name": "instance",
             "type": "query",
             "label": "Instance",
-            "datasource": {"type": "prometheus", "uid": "${datasource}"},
+            "datasource": SOURCE,
             "query": "label_values(tierkv_lookups_total, instance)",
             "refresh": 2,
             "includeAll": True,
