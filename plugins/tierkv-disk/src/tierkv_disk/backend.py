@@ -40,6 +40,7 @@ from tierkv_disk.space.table import StoredFrame
 GROWTH_RETRY_S = 1.0
 """Interval between attempts to grow at a limit: each attempt sums up the sizes of all files of the directory."""
 logger = plugin_logger("tierkv_disk")
+_make_entry = partial(tuple.__new__, Entry)
 
 
 class DiskBackend:
@@ -116,8 +117,10 @@ class DiskBackend:
         """All stored keys with their frame lengths, oldest first."""
         with self._table_lock:
             entries = dict(self._table.entries)
-        # The fields of each entry without calls, since there may be millions.
-        return (Entry(key, entry >> RANK_BITS & SIZE_MASK, entry & RANK_MASK) for key, entry in entries.items())
+        # Without a call per entry, since there may be millions.
+        sizes = (entry >> RANK_BITS & SIZE_MASK for entry in entries.values())
+        ranks = (entry & RANK_MASK for entry in entries.values())
+        return map(_make_entry, zip(entries, sizes, ranks, strict=True))
 
     def quarantine(self, key: Key, reason: str) -> None:
         """Quarantine the frame's pages: they are not reused when the frame is deleted."""

@@ -37,9 +37,11 @@ from tierkv_disk.log.index_log import (
     IndexLog,
     LogHealth,
     LogIdentity,
+    Puts,
     RecordKind,
     Row,
     is_overlong,
+    read_batches,
     read_records,
     records_of,
     replacement_bytes,
@@ -187,16 +189,33 @@ def replay(fd: int, identity: LogIdentity, slot_bytes: int, table: Table, report
     Raises:
         OSError: the log cannot be read.
     """
-    entries, put, part_kind = table.entries, int(RecordKind.PUT), int(RecordKind.PART)
     parts: list[tuple[Key, Run, int]] = []
-    for kind, key, part, address, frame_bytes, rank in read_records(fd, identity, report.log, slot_bytes):
+    for batch in read_batches(fd, identity, report.log, slot_bytes):
+        if not isinstance(batch, Puts):
+            _replay_rows(batch, table, report, parts)
+            continue
+        parts.clear()
+        columns = zip(batch.addresses, batch.frame_bytes, batch.ranks, strict=True)
+        extents = [RankedExtent(address << 96 | size << 64 | rank) for address, size, rank in columns]  # with_rank
+        before = len(table.entries)
+        table.entries.update(zip(batch.keys, extents, strict=True))
+        if len(table.entries) - before < len(batch.keys):  # some keys were known: their last records count
+            for key in batch.keys:
+                table.entries[key] = table.entries.pop(key)
+                table.scattered.pop(key, None)
+
+
+def _replay_rows(rows: Iterable[Row], table: Table, report: RecoveryReport, parts: list[tuple[Key, Run, int]]) -> None:
+    """Fill the table from records of any kind. parts: those of a frame whose last record is still to come."""
+    entries, put, part_kind = table.entries, int(RecordKind.PUT), int(RecordKind.PART)
+    for kind, key, part, address, frame_bytes, rank in rows:
         if kind == put and not part:
             if key in entries:
                 del entries[key]
                 table.scattered.pop(key, None)
             entries[key] = RankedExtent(address << 96 | frame_bytes << 64 | rank)  # with_rank, without calls
         elif kind == part_kind:
-            parts = parts[:part] if part else []
+            del parts[part:]
             parts.append((key, Run(address, pages_for(frame_bytes)), frame_bytes))
             continue
         else:
@@ -210,7 +229,7 @@ def replay(fd: int, identity: LogIdentity, slot_bytes: int, table: Table, report
                 else:
                     report.entries_lost += 1
         if parts:
-            parts = []
+            parts.clear()
 
 
 def _deleted(fd: int, files: NamespaceFiles) -> set[Key]:
