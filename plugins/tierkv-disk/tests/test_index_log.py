@@ -26,8 +26,8 @@ from tierkv_disk.log.index_log import (
     Record,
     RecordKind,
     encode_record,
-    read_records,
 )
+from tierkv_disk.log.reading import read_records
 
 GOLDEN = Path(__file__).parent / "golden" / "index-v2.log"
 IDENTITY = LogIdentity(bytes(range(16)))

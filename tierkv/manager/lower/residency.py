@@ -6,7 +6,6 @@ Reserved bytes are upper bounds for writes under way, and for writes that ended 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -96,32 +95,17 @@ class Residency:
         rest, done = iter(entries), 0
         while batch := list(islice(rest, _LOAD_KEYS)):
             keys, sizes = [key for key, _ in batch], [size for _, size in batch]
-            usual = batch
-            if min(map(len, keys)) < KEY_BYTES_MIN or min(sizes) < 0:
-                usual = [(key, size) for key, size in batch if len(key) >= KEY_BYTES_MIN and size >= 0]
-            if self.num_deleting:
-                usual = [entry for entry in usual if not self.rows.flags_of(entry[0]) & DELETING]
-            ranks = written[done : done + len(batch)]
+            ranks, done = written[done : done + len(batch)], done + len(batch)
+            if rows := self.rows.add_stored(keys, sizes, ranks):  # nearly always, at an open
+                self.used_bytes += sum(sizes)
+                self._frame_bytes_max = max(self._frame_bytes_max, *sizes)
+                self._list(rows, keys)
+                continue
+            usual = [(key, size) for key, size in batch if len(key) >= KEY_BYTES_MIN and size >= 0]
+            usual = [entry for entry in usual if not self.rows.flags_of(entry[0]) & DELETING]
             if len(ranks) and len(usual) < len(batch):
                 ranks = list(map(dict(zip(batch, ranks, strict=True)).__getitem__, usual))
-            if len(usual) < len(batch) or not self._add_new(keys, sizes, ranks):
-                self.add(usual, (), ranks)
-            done += len(batch)
-
-    def _add_new(self, keys: Sequence[Key], sizes: Sequence[int], written: Sequence[int]) -> bool:
-        """Account chunks as stored that have no rows yet, as at an open, in few steps. Returns whether it did."""
-        before = self.rows.keys.numbers_max
-        rows = self.rows.add(keys)
-        if rows != [*range(before, before + len(keys))]:  # some were known, or came twice, or got an old row
-            return False
-        last = before + len(keys)
-        self.rows.written.note(rows, written)
-        self.rows.flags[before:last] = bytes((STORED,)) * len(keys)
-        self.rows.frame_bytes[before:last] = array(self.rows.frame_bytes.format, sizes)
-        self.used_bytes += sum(sizes)
-        self._frame_bytes_max = max(self._frame_bytes_max, *sizes)
-        self._list(rows, keys)
-        return True
+            self.add(usual, (), ranks)
 
     def add(self, entries: Sequence[tuple[Key, int]], ranks: Sequence[int] = (), written: Sequence[int] = ()) -> None:
         """Account chunks as stored: keys, each with the bytes of its frame.
@@ -386,8 +370,7 @@ class Residency:
         Raises:
             InvariantError: they differ.
         """
-        what, table = f"tier {self._name}", self.rows
-        rows = [row for _, row in table.keys.items()]
+        what, table, rows = f"tier {self._name}", self.rows, [row for _, row in self.rows.keys.items()]
         stored = [row for row in rows if table.flags[row] & STORED]
         require(self.used_bytes == sum(table.frame_bytes[row] for row in stored), f"{what}: bytes are counted wrong")
         unsure = sum(self.uncertain.values())

@@ -6,9 +6,10 @@ the methods below.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
-from tierkv.structures.key_table import KeyDirectory, KeyTable, column, longer
+from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory, KeyTable, column, longer
 from tierkv.structures.written_order import WrittenColumn
 from tierkv.types.keys import Key
 
@@ -120,6 +121,23 @@ class RowTable:
         """Rows of many keys, as :meth:`rows_of`; in fewer calls where most of them have none."""
         rows = self.keys.numbers(keys)
         self._lengthen()
+        return rows
+
+    def add_stored(self, keys: Sequence[Key], sizes: Sequence[int], written: Sequence[int]) -> list[int]:
+        """Add rows of stored chunks, adjacent. sizes: of the frames. written: ranks at rest, or empty.
+
+        Returns:
+            The rows; none if some keys had rows already, or a key or size is invalid: the chunks are not stored then.
+        """
+        if min(map(len, keys)) < KEY_BYTES_MIN or min(sizes) < 0:
+            return []
+        first = self.keys.numbers_max
+        last, rows = first + len(keys), self.add(keys)
+        if rows != [*range(first, last)]:
+            return []
+        self.written.note(rows, written)
+        self.flags[first:last] = bytes((STORED,)) * len(keys)
+        self.frame_bytes[first:last] = array("Q", sizes)
         return rows
 
     def _lengthen(self) -> None:

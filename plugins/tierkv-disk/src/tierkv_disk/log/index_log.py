@@ -11,20 +11,19 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
 from tierkv.types.keys import Key
 from tierkv_disk.directory.files import create_file, open_file, sync_directory
 from tierkv_disk.directory.layout import LOG_NAME, LOG_TEMPORARY_NAME
-from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, segment_of
+from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run
 from tierkv_disk.failures import NO_SPACE
 from tierkv_disk.segments.direct_io import round_up
 
@@ -37,7 +36,6 @@ KEY_BYTES_MAX = 104
 RANKED_KEY_BYTES_MAX = 96
 """Longest key whose record has room for a rank. Longer keys have none."""
 GROW_BYTES = 1 << 20
-_READ_BYTES = 1 << 22
 _RECORDS_PER_WRITE = 256
 """Records of a new log per write: each write lets other threads run while a long log is rewritten."""
 
@@ -46,10 +44,6 @@ _CHECKED = struct.Struct("<Q120s")
 _HEADER_BODY = struct.Struct("<8sIIQ16s80x")
 _RECORD_BODY = struct.Struct("<BBHQI104s")
 _RANKED_BODY = struct.Struct("<BBHQI96sQ")
-_RECORD = struct.Struct("<QBBHQI96sQ")
-_BODY = struct.Struct("<8x120s")
-_KEY_LENGTH_AT, _KEY_AT = 9, 24
-"""Places of the length of the key, and of the key, in a record."""
 
 
 class RecordKind(IntEnum):
@@ -60,7 +54,7 @@ class RecordKind(IntEnum):
     PART = 3
 
 
-_PUT = int(RecordKind.PUT)
+PUT_KIND = int(RecordKind.PUT)
 
 
 class Record(NamedTuple):
@@ -114,10 +108,11 @@ class LogHealth:
 
 def encode_header(identity: LogIdentity) -> bytes:
     """Encode the first 128 bytes of a log."""
-    return _encode_header(identity, VERSION, 0)
+    return encode_header_of(identity, VERSION, 0)
 
 
-def _encode_header(identity: LogIdentity, version: int, slot_bytes: int) -> bytes:
+def encode_header_of(identity: LogIdentity, version: int, slot_bytes: int) -> bytes:
+    """Encode the header of a log of some version. slot_bytes: 0 in the present one."""
     body = _HEADER_BODY.pack(MAGIC, version, RECORD_BYTES, slot_bytes, identity.fingerprint)
     return _CHECKED.pack(xxhash.xxh3_64_intdigest(body), body)
 
@@ -179,7 +174,7 @@ def spare_bytes(size: int, records_max: int, live: int) -> int:
 def records_of(key: Key, runs: Sequence[Run], frame_bytes: int, rank: int) -> Sequence[Row]:
     """Records that log a frame in these runs."""
     if len(runs) == 1:
-        return ((_PUT, key, 0, runs[0].address, frame_bytes, rank),)
+        return ((PUT_KIND, key, 0, runs[0].address, frame_bytes, rank),)
     return list(_records_of_parts(key, runs, frame_bytes, rank))
 
 
@@ -191,116 +186,6 @@ def _records_of_parts(key: Key, runs: Sequence[Run], frame_bytes: int, rank: int
         kind = RecordKind.PUT if is_last else RecordKind.PART
         yield Record(kind, key, part, run.address, size, rank if is_last else 0)
         frame_bytes -= size
-
-
-class Puts(NamedTuple):
-    """Adjacent records of frames in one run, by column. Nearly all records are such, and there are millions."""
-
-    keys: Sequence[Key]
-    addresses: Sequence[PageAddress]
-    frame_bytes: Sequence[int]
-    ranks: Sequence[int]
-
-    def rows(self) -> Iterator[Row]:
-        """The same as rows."""
-        return zip(repeat(_PUT), self.keys, repeat(0), self.addresses, self.frame_bytes, self.ranks)
-
-
-def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: int = 0) -> Iterator[Row]:
-    """Every good record of a log, oldest first. Arguments and errors as :func:`read_batches`."""
-    for batch in read_batches(fd, identity, health, slot_bytes):
-        yield from batch.rows() if isinstance(batch, Puts) else batch
-
-
-def read_batches(
-    fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: int = 0
-) -> Iterator[Puts | Sequence[Row]]:
-    """Every good record of a log, oldest first, in batches. ``health`` is complete at the end of the iteration.
-
-    Args:
-        fd: descriptor of the log.
-        identity: expected namespace.
-        health: filled in.
-        slot_bytes: slot size of a namespace of format 1, whose log may be of version 1; otherwise 0.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    seed, digest, kinds = identity.seed, xxhash.xxh3_64_intdigest, frozenset(map(int, RecordKind))
-    header = os.pread(fd, RECORD_BYTES, 0)
-    old_header = bool(slot_bytes) and header == _encode_header(identity, SLOTTED_VERSION, slot_bytes)
-    health.header_ok = old_header or header == encode_header(identity)
-    health.slotted = old_header or (bool(slot_bytes) and not health.header_ok)
-    slot_pages = slot_bytes // PAGE_BYTES if health.slotted else 1
-    records = bad = torn_bytes = 0
-    position = RECORD_BYTES
-    # Written for speed: there may be millions of records.
-    while data := os.pread(fd, _READ_BYTES, position):
-        position += len(data)
-        if data == bytes(len(data)):
-            data_at = _next_data(fd, position)
-            bad += (data_at - position + len(data)) // RECORD_BYTES
-            position, data = data_at, b""
-            continue
-        whole = len(data) - len(data) % RECORD_BYTES
-        view = memoryview(data)[:whole]
-        sums = [digest(body, seed) for (body,) in _BODY.iter_unpack(view)]
-        if whole and not bad and slot_pages == 1 and (puts := _puts_in(data[:whole], sums)) is not None:
-            records += len(sums)
-            yield puts
-        else:
-            rows: list[Row] = []
-            for (checksum, kind, key_bytes, part, address, size, key, rank), found in zip(
-                _RECORD.iter_unpack(view), sums, strict=True
-            ):
-                if checksum != found or kind not in kinds:
-                    bad += 1
-                    torn_bytes += RECORD_BYTES if checksum or kind or address or size or any(key) or rank else 0
-                    continue
-                if bad:
-                    health.damaged += bad
-                    bad = torn_bytes = 0
-                if slot_pages != 1:
-                    address = address_at(segment_of(address), page_of(address) * slot_pages)  # noqa: PLW2901 - from slots to pages
-                if key_bytes > RANKED_KEY_BYTES_MAX:
-                    key, rank = key + rank.to_bytes(8, "little"), 0  # noqa: PLW2901 - the end of the key is there
-                rows.append((kind, key[:key_bytes], part, address, size, rank))
-            records += len(rows)
-            yield rows
-        # Only the last read, at the end of the file, can end within a record.
-        torn_bytes += len(data) - whole if any(data[whole:]) else 0
-    health.records, health.torn_bytes = records, torn_bytes
-
-
-def _puts_in(data: bytes, sums: Sequence[int]) -> Puts | None:
-    """Columns of whole records; None unless all are undamaged, and put frames in one run under keys of one length.
-
-    Columns are slices of the bytes: a tuple per record would take longer, most of it in garbage collections.
-
-    Args:
-        data: the records.
-        sums: the checksum that each should have.
-    """
-    view, key_bytes = memoryview(data), data[_KEY_LENGTH_AT]
-    if key_bytes > RANKED_KEY_BYTES_MAX or sys.byteorder != "little":
-        return None
-    halves, words, longs = view.cast("H"), view.cast("I"), view.cast("Q")
-    kinds, parts = halves[4 :: RECORD_BYTES // 2].tolist(), halves[5 :: RECORD_BYTES // 2].tolist()
-    if kinds.count(_PUT | key_bytes << 8) < len(sums) or any(parts) or longs[:: RECORD_BYTES // 8].tolist() != sums:
-        return None
-    keys: list[Any] = [data[start : start + key_bytes] for start in range(_KEY_AT, len(data), RECORD_BYTES)]
-    low, high, sizes = (words[first :: RECORD_BYTES // 4].tolist() for first in (3, 4, 5))
-    addresses: list[Any] = [above << 32 | below for above, below in zip(high, low, strict=True)] if any(high) else low
-    return Puts(keys, addresses, sizes, longs[RECORD_BYTES // 8 - 1 :: RECORD_BYTES // 8].tolist())
-
-
-def _next_data(fd: int, position: int) -> int:
-    """Offset of the next record that is not in a hole: a file may end in a hole of any size, which would take hours."""
-    try:
-        found = os.lseek(fd, position, os.SEEK_DATA)
-    except OSError:  # nothing but a hole up to the end, or a file system that does not know
-        found = max(position, os.fstat(fd).st_size)
-    return found - found % RECORD_BYTES
 
 
 class IndexLog:

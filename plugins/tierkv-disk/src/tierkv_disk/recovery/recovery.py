@@ -37,16 +37,14 @@ from tierkv_disk.log.index_log import (
     IndexLog,
     LogHealth,
     LogIdentity,
-    Puts,
     RecordKind,
     Row,
     is_overlong,
-    read_batches,
-    read_records,
     records_of,
     replacement_bytes,
     spare_bytes,
 )
+from tierkv_disk.log.reading import Puts, read_batches, read_records
 from tierkv_disk.recovery.claims import cuts_for, free_runs, gaps_between, has_room, is_sound, lost_keys, used_runs
 from tierkv_disk.recovery.frame_search import FrameSearch
 from tierkv_disk.segments.segment_files import SegmentFiles
