@@ -70,6 +70,46 @@ def test_chunks_below_are_gathered_and_then_loaded() -> None:
     assert it.held == 0
 
 
+def test_a_waiting_prompt_is_asked_about_once() -> None:
+    """An engine repeats its questions in every step. A long prompt that waits for a disk must not cost each step.
+
+    The first step and the step with the answer go over all chunks; those between them stop after two.
+    """
+    it = bed(slots=64)
+    keys = prefix(40)
+    it.core.keep_below(keys)
+    it.add("a")
+    assert it.ask("a", keys) is None
+    it.end()
+    for _ in range(10):
+        it.begin(0.01)
+        it.asked.clear()
+        assert it.ask("a", keys) is None
+        assert it.asked.total() == 2
+        it.end()
+    assert it.run_io() == list(keys)
+    it.begin(0.01)
+    assert it.ask("a", keys) == 40
+    it.end()
+    it.load("a", keys)
+    assert it.held == 0
+
+
+def test_a_waiting_prompt_that_loses_a_chunk_is_asked_about_anew() -> None:
+    """The read of a chunk fails while the engine waits: the next questions find out where the prefix ends now."""
+    it = bed(slots=64)
+    keys = prefix(6)
+    it.core.keep_below(keys)
+    it.add("a")
+    assert it.ask("a", keys) is None
+    it.end()
+    it.begin(0.01)
+    assert it.ask("a", keys) is None
+    it.end()
+    it.run_io(OutcomeKind.ABSENT)
+    assert it.answer("a", keys) == 0
+
+
 @pytest.mark.parametrize("chunks", [65, 100])
 @pytest.mark.parametrize("tier", [disk(), objects(), objects(probe_keys_max=10)], ids=["disk", "objects", "probes"])
 @pytest.mark.parametrize("reserved", [64, 51])

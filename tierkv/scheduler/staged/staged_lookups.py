@@ -9,93 +9,19 @@ the end of the step, when the wanted chunks are known and every tier has answere
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 
 from tierkv.errors import require
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.passages.passage import Passage
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.staged.runs import Run
+from tierkv.scheduler.staged.staged_request import StagedRequest
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
 _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
-
-
-class _StagedRequest:
-    """Open lookup of one request.
-
-    Attributes:
-        last_step: latest step with a question about it.
-        last_asked_s: time of that step.
-        deferred_since_s: time since when its lookup is deferred; None: not deferred.
-        late_s: time at which it was given up as late; None: not late. It is repeated afresh once a tier answers.
-        tier_s: seconds of the deferral in which a tier was asked or read.
-        asked_tier_s: time since when a tier is being asked; None: none is.
-        pins: single chunks held for it.
-        passage: holds further chunks for it.
-        held: readable chunks of both.
-        answers: answers of this step, except for ``held`` chunks.
-        runs: by group.
-    """
-
-    __slots__ = (
-        "answers", "asked_tier_s", "ctx", "deferred_since_s", "held", "last_asked_s", "last_step", "late_s",
-        "load_tokens_max", "passage", "pins", "runs", "tier_s",
-    )  # fmt: skip
-
-    def __init__(self, ctx: RequestContext) -> None:
-        self.ctx = ctx
-        self.load_tokens_max = ctx.hints.max_load_tokens
-        self.last_step = -1
-        self.last_asked_s = 0.0
-        self.deferred_since_s: float | None = None
-        self.late_s: float | None = None
-        self.asked_tier_s: float | None = None
-        self.tier_s = 0.0
-        self.pins: set[Key] = set()
-        self.passage: Passage | None = None
-        self.held: set[Key] = set()
-        self.answers: dict[Key, LookupResult] = {}
-        self.runs: dict[int, Run] = {}
-
-    def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
-        """Chunks that the request wants at the end of a step, in prefix order.
-
-        No hit reaches further than the last wanted chunk of each group, and there is none if a group has no chunk.
-        Chunks of other groups beyond that end are not wanted.
-        """
-        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
-        end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
-        ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
-        return tuple(sorted(ends, key=ends.__getitem__))
-
-    @property
-    def awaits_tier(self) -> bool:
-        """Whether a tier must answer before the wanted chunks of some group are known."""
-        return any(run.awaits_tier for run in self.runs.values())
-
-    def is_deferred(self) -> bool:
-        """Whether the engine waits. It does not wait for chunks of one group if another group has none."""
-        if self.awaits_tier or not all(run.wanted for run in self.runs.values()):
-            return self.awaits_tier
-        return bool(self.open_answers(key for run in self.runs.values() for key in run.wanted))
-
-    def open_answers(self, keys: Iterable[Key]) -> set[LookupResult]:
-        """Answers other than HIT that were given for these chunks in this step."""
-        return {self.answers[key] for key in keys} - {_HIT}
-
-    def forget(self) -> None:
-        """Forget the lookup, whose chunks were released."""
-        self.last_step = -1
-        self.pins = set()
-        self.held = set()
-        self.passage = None
-        self.runs.clear()
-        self.answers.clear()
-        self.deferred_since_s = self.late_s = self.asked_tier_s = None
 
 
 def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
@@ -115,6 +41,10 @@ def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
 class StagedLookups:
     """Open lookups of all requests. Sans-IO; O(1) per question, a dict probe if it was asked in this step.
 
+    An engine that goes forwards through its only group stops at the first MISS, and waits if any answer before it was
+    PENDING. While the passage of a request is on its way, two answers are enough: PENDING, then MISS. So a long prompt
+    is not asked about chunk by chunk in each step of its waiting.
+
     Args:
         manager: answers existence, holds and gathers.
         geometry: sizes of groups and chunks.
@@ -128,10 +58,11 @@ class StagedLookups:
         self._counters = counters
         self._budgets = group_budgets(geometry, manager.passages.hold_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
-        self._requests: dict[str, _StagedRequest] = {}
-        self._asked_in_step: dict[str, _StagedRequest] = {}  # in the order of the engine's queue
+        self._is_one_prefix = len(geometry.groups) == 1 and geometry.groups[0].window_chunks is None
+        self._requests: dict[str, StagedRequest] = {}
+        self._asked_in_step: dict[str, StagedRequest] = {}  # in the order of the engine's queue
         # Requests for which chunks may be held, longest unasked first.
-        self._open: OrderedDict[str, _StagedRequest] = OrderedDict()
+        self._open: OrderedDict[str, StagedRequest] = OrderedDict()
         self._share = manager.budget.share()
         self._now_s = self._asked_s = 0.0
         self._step = 0
@@ -141,7 +72,7 @@ class StagedLookups:
     def add_request(self, ctx: RequestContext) -> None:
         """Register a request. A known one with the same id is finished first: the engine did not report its end."""
         self.finish_request(ctx.request_id)
-        self._requests[ctx.request_id] = _StagedRequest(ctx)
+        self._requests[ctx.request_id] = StagedRequest(ctx)
 
     def request_context(self, request_id: str) -> RequestContext:
         """Context of a request; an unknown one has no hints."""
@@ -159,7 +90,7 @@ class StagedLookups:
         self.close_lookup(request_id)
         self._requests.pop(request_id, None)
 
-    def _release_chunks(self, request: _StagedRequest) -> None:
+    def _release_chunks(self, request: StagedRequest) -> None:
         request_id = request.ctx.request_id
         self._count_wait(request)
         self._manager.passages.release(request_id)
@@ -167,7 +98,7 @@ class StagedLookups:
         self._asked_in_step.pop(request_id, None)
         request.forget()
 
-    def _count_wait(self, request: _StagedRequest) -> None:
+    def _count_wait(self, request: StagedRequest) -> None:
         """Count the time of a deferral that ends."""
         self._note_tier_answered(request)
         tier_s = request.tier_s + self._manager.passages.take_reading_s(request.ctx.request_id)
@@ -179,7 +110,7 @@ class StagedLookups:
             self._counters.deferred_queue_ms += round((waited_s - tier_s) * 1000)
             request.deferred_since_s = None
 
-    def _note_tier_answered(self, request: _StagedRequest) -> None:
+    def _note_tier_answered(self, request: StagedRequest) -> None:
         """Count the time for which a tier was asked: until its latest answer, or until now if there was none."""
         if request.asked_tier_s is not None:
             answered_s = self._manager.step.probed_s
@@ -218,10 +149,15 @@ class StagedLookups:
             request.pins.clear()
         for request, wanted in wanted_by_request.items():
             request.passage = self._manager.passages.reserve(request.ctx.request_id, wanted, request.ctx.hints)
+            request.reserved = wanted
         self._asked_in_step.clear()
 
-    def _keys_to_reserve(self, request: _StagedRequest) -> tuple[Key, ...]:
+    def _keys_to_reserve(self, request: StagedRequest) -> tuple[Key, ...]:
         """Chunks to gather for a request; none if it has its answer, or while the answer of a tier is missing."""
+        if request.waits:
+            self._counters.deferrals += 1
+            return request.reserved
+        request.reserved = ()
         wanted = request.wanted(self._chunk_tokens)
         if not request.is_deferred():
             self._count_wait(request)  # answered: the next question is a new one
@@ -240,7 +176,7 @@ class StagedLookups:
             return ()
         return wanted
 
-    def _release_unwanted(self, request: _StagedRequest, wanted: Collection[Key]) -> None:
+    def _release_unwanted(self, request: StagedRequest, wanted: Collection[Key]) -> None:
         """Release all held chunks except the wanted ones."""
         kept = frozenset(wanted)
         if not request.pins <= kept:
@@ -263,15 +199,17 @@ class StagedLookups:
 
         Returns:
             HIT: readable in the host tier, and held for this request. PENDING: in the stack; it will be gathered, or is
-                being stored. RETRY: a tier was asked. MISS: in no tier, beyond what one request can have gathered, or
-                not ready in time.
+                being stored. RETRY: a tier was asked. MISS: in no tier, beyond what one request can have gathered, not
+                ready in time, or behind a chunk that the engine waits for anyway.
         """
         request = self._requests.get(request_id)
         if request is None:
             self.add_request(RequestContext(request_id))
             request = self._requests[request_id]
         if request.last_step != self._step:
-            self._begin_questions(request)
+            self._begin_questions(request, key)
+        if request.waits:
+            return LookupResult.PENDING if key == request.reserved[0] else _MISS
         run = request.runs.get(group)
         if run is None or key in run.asked:
             run = request.runs[group] = Run(end_token)
@@ -286,8 +224,8 @@ class StagedLookups:
         run.note_answer(key, end_token, answer)
         return answer
 
-    def _begin_questions(self, request: _StagedRequest) -> None:
-        """Begin the questions about a request in this step."""
+    def _begin_questions(self, request: StagedRequest, first: Key) -> None:
+        """Begin the questions about a request in this step. first: the chunk that is asked about first."""
         request_id = request.ctx.request_id
         request.last_step = self._step
         request.last_asked_s = self._asked_s = self._now_s
@@ -305,10 +243,13 @@ class StagedLookups:
             self._counters.deadlines_expired += 1
         if request.asked_tier_s is not None and self._manager.step.probed_s >= request.asked_tier_s:
             self._note_tier_answered(request)
+        request.waits = self._is_one_prefix and request.still_waits(first)
+        if request.waits:
+            return
         ready = set() if request.passage is None else request.passage.granted_ready()
         request.held = request.pins | ready
 
-    def _is_late(self, request: _StagedRequest) -> bool:
+    def _is_late(self, request: StagedRequest) -> bool:
         """Whether an operation that the request waits for has made no progress for the deadline."""
         manager = self._manager
         if request.deferred_since_s is None:
@@ -324,7 +265,7 @@ class StagedLookups:
             return tokens_max == 0
         return end_token - run.first_end + self._chunk_tokens[group] > tokens_max
 
-    def _answer(self, request: _StagedRequest, key: Key) -> LookupResult:
+    def _answer(self, request: StagedRequest, key: Key) -> LookupResult:
         if key in request.held:
             return _HIT
         manager, ctx = self._manager, request.ctx

@@ -1,0 +1,108 @@
+"""Open lookup of one request of an engine that asks chunk by chunk: its questions, answers and held chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.passages.passage import Passage
+from tierkv.scheduler.staged.runs import Run
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+
+
+class StagedRequest:
+    """Open lookup of one request.
+
+    Attributes:
+        last_step: latest step with a question about it.
+        last_asked_s: time of that step.
+        deferred_since_s: time since when its lookup is deferred; None: not deferred.
+        late_s: time at which it was given up as late; None: not late. It is repeated afresh once a tier answers.
+        tier_s: seconds of the deferral in which a tier was asked or read.
+        asked_tier_s: time since when a tier is being asked; None: none is.
+        pins: single chunks held for it.
+        passage: holds further chunks for it.
+        held: readable chunks of both.
+        reserved: chunks that the passage was last asked for.
+        waits: whether the questions of this step are answered by the first of them alone.
+        answers: answers of this step, except for ``held`` chunks.
+        runs: by group.
+    """
+
+    __slots__ = (
+        "answers", "asked_tier_s", "ctx", "deferred_since_s", "held", "last_asked_s", "last_step", "late_s",
+        "load_tokens_max", "passage", "pins", "reserved", "runs", "tier_s", "waits",
+    )  # fmt: skip
+
+    def __init__(self, ctx: RequestContext) -> None:
+        self.ctx = ctx
+        self.load_tokens_max = ctx.hints.max_load_tokens
+        self.last_step = -1
+        self.last_asked_s = 0.0
+        self.deferred_since_s: float | None = None
+        self.late_s: float | None = None
+        self.asked_tier_s: float | None = None
+        self.tier_s = 0.0
+        self.pins: set[Key] = set()
+        self.passage: Passage | None = None
+        self.held: set[Key] = set()
+        self.reserved: tuple[Key, ...] = ()
+        self.waits = False
+        self.answers: dict[Key, LookupResult] = {}
+        self.runs: dict[int, Run] = {}
+
+    def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
+        """Chunks that the request wants at the end of a step, in prefix order.
+
+        No hit reaches further than the last wanted chunk of each group, and there is none if a group has no chunk.
+        Chunks of other groups beyond that end are not wanted.
+        """
+        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
+        end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
+        ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
+        return tuple(sorted(ends, key=ends.__getitem__))
+
+    @property
+    def awaits_tier(self) -> bool:
+        """Whether a tier must answer before the wanted chunks of some group are known."""
+        return any(run.awaits_tier for run in self.runs.values())
+
+    def is_deferred(self) -> bool:
+        """Whether the engine waits. It does not wait for chunks of one group if another group has none."""
+        if self.awaits_tier or not all(run.wanted for run in self.runs.values()):
+            return self.awaits_tier
+        return bool(self.open_answers(key for run in self.runs.values() for key in run.wanted))
+
+    def open_answers(self, keys: Iterable[Key]) -> set[LookupResult]:
+        """Answers other than HIT that were given for these chunks in this step."""
+        return {self.answers[key] for key in keys} - {LookupResult.HIT}
+
+    def still_waits(self, first: Key) -> bool:
+        """Whether wanted chunks are being read, so that a question from ``first`` on is deferred.
+
+        Chunks of other requests can be ready by now, and chunks can be gone: the question after the passage sees that.
+        """
+        passage = self.passage
+        return bool(
+            self.reserved
+            and first == self.reserved[0]
+            and not self.pins
+            and self.late_s is None
+            and passage is not None
+            and passage.keys == self.reserved
+            and passage.outstanding
+            and not passage.failed
+        )
+
+    def forget(self) -> None:
+        """Forget the lookup, whose chunks were released."""
+        self.last_step = -1
+        self.pins = set()
+        self.held = set()
+        self.passage = None
+        self.reserved = ()
+        self.waits = False
+        self.runs.clear()
+        self.answers.clear()
+        self.deferred_since_s = self.late_s = self.asked_tier_s = None
