@@ -302,6 +302,16 @@ def test_disk_is_taken_segment_by_segment(open_disk: OpenDisk, directory: Path) 
     assert blocks >= sizes[-1], "the segments are sparse: a store could run out of disk"
 
 
+def test_shorter_frames_leave_room_for_more(open_disk: OpenDisk) -> None:
+    """Bytes that a codec saves are room on the disk: a frame takes its length, not that of the longest one."""
+    stored = []
+    for size in (16 * PAGE, 4 * PAGE, PAGE):
+        with open_disk(frame_bytes_max=16 * PAGE, model=f"of-{size}") as disk:
+            results = [disk.write(frames(number, size=size)) for number in range(260)]
+            stored.append(results.count([None]))
+    assert stored == [16, 64, 256]
+
+
 def test_segments_of_a_large_tier_are_few(open_disk: OpenDisk, directory: Path) -> None:
     """Each open segment takes a descriptor, and a process has about a thousand."""
     disk = open_disk(capacity_bytes=1 << 30)
