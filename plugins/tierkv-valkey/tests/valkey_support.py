@@ -36,6 +36,10 @@ def context(model: str = "m") -> BackendContext:
     return BackendContext("remote", namespace, 64 * KIB, None)
 
 
+CHUNK_NAMES = f"tierkv:{context().namespace.fingerprint().hex()}:*"
+"""Pattern of the names of chunks. The description of the namespace is another name."""
+
+
 def opened(url: str, **options: Any) -> Session:
     """Open a tier."""
     defaults: dict[str, Any] = {"timeout_s": 0.5}

@@ -196,8 +196,10 @@ class AtRestTests(KitBase):
         return Store(self._tool_place(place), self._kit_namespace, writes=writes)
 
     def _stored_chunks(self, place: Path) -> None:
-        """Write the chunks; skip if nothing could list them."""
-        self.need("durable")
+        """Write the chunks; skip if nothing could list them, or if they end with this process."""
+        self.need()
+        if not (self.capabilities.durable or self.capabilities.shared):
+            self.not_applicable("declares neither durable nor shared: another process finds nothing")
         with self._tool_store(place, writes=True) as store:
             if not self.capabilities.scan and not isinstance(store.backend, SupportsListing):
                 self.not_applicable("it has neither scan nor list_frames")

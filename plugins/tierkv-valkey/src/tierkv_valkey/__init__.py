@@ -12,18 +12,23 @@ Failures. The client retries nothing: the framework does, within its deadline. C
 below that deadline. A node that did not answer in time rests for a moment: its keys fail at once, and the keys of other
 nodes are served.
 
-Invariants. Nothing outside ``<prefix>:<fingerprint>:`` is touched. A server may forget a frame at any time; that is a
+At rest. ``<prefix>:namespace:<fingerprint>`` describes a namespace for tools. They list chunks with SCAN, node by node
+and page by page.
+
+Invariants. Nothing outside ``<prefix>:`` is touched. A server may forget a frame at any time; that is a
 miss. Credentials come from the environment and never appear in a message.
 
-Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend`` as in every plugin.
+Modules: ``options``, ``opening``, ``checking``, ``failures``, ``at_rest``, ``backend`` as in every plugin;
+``descriptions`` for what a namespace says of itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tierkv.abc import BackendPlugin, Capabilities
+from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
+from tierkv_valkey.at_rest import open_beside, remove_stored, stored_namespaces
 from tierkv_valkey.checking import check
 from tierkv_valkey.opening import open_backend
 from tierkv_valkey.options import ValkeyOptions
@@ -46,6 +51,7 @@ PLUGIN = BackendPlugin(
     ),
     open=open_backend,
     check=check,
+    at_rest=AtRest(stored_namespaces, open_reader=open_beside, remove_namespace=remove_stored),
 )
 
 

@@ -51,7 +51,10 @@ FIXES = {
     FailureKind.BUSY: "wait until the server has loaded its data, or until all slots are served again",
     FailureKind.FULL: 'set maxmemory-policy to "allkeys-lru" or "allkeys-lfu" on the server, or raise maxmemory',
     FailureKind.NO_LOGIN: CREDENTIALS,
-    FailureKind.REFUSED: "give this user the commands get, set, exists, unlink and ping on the keys of the prefix",
+    FailureKind.REFUSED: (
+        "give this user the commands get, set, exists, unlink and ping on the keys of the prefix, and for tools "
+        "scan and strlen"
+    ),
     FailureKind.REPLICA: 'give the address of the primary, or use mode = "sentinel" or mode = "cluster"',
     FailureKind.WRONG_MODE: "set the tier's mode to that of the server",
     FailureKind.TLS: "check ca_file, check_hostname, the certificates and the port",

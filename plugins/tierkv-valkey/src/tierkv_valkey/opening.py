@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tierkv.abc import BackendContext
 from tierkv_valkey.backend import ValkeyBackend
+from tierkv_valkey.descriptions import Description
 from tierkv_valkey.failures import Failure
 from tierkv_valkey.nodes.asking import ask_one
 from tierkv_valkey.nodes.cluster import Cluster
@@ -16,7 +17,20 @@ PROBE = b"tierkv:probe"
 
 
 def open_backend(context: BackendContext, options: ValkeyOptions) -> ValkeyBackend:
-    """Connect, and look for a name, as every lookup does.
+    """Connect, look for a name, as every lookup does, and store the description of the namespace.
+
+    Raises:
+        TierKVError: as :func:`open_undescribed`.
+    """
+    backend = open_undescribed(context, options, Description.of(options.prefix, context.namespace))
+    backend.describe()
+    return backend
+
+
+def open_undescribed(
+    context: BackendContext, options: ValkeyOptions, description: Description | None = None
+) -> ValkeyBackend:
+    """Connect, and look for a name. Changes nothing.
 
     Raises:
         BackendUnavailableError, DeadlineExceededError: no server answers.
@@ -37,6 +51,7 @@ def open_backend(context: BackendContext, options: ValkeyOptions) -> ValkeyBacke
         tier=context.tier,
         ttl_s=options.ttl_s,
         timeout_s=options.timeout_s,
+        description=description,
     )
 
 
