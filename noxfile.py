@@ -82,7 +82,8 @@ def conformance(session: nox.Session, plugin: Path) -> None:
     pytest(session, str(plugin / "tests"), *options)
     if not session.posargs:  # with arguments it may have been a part of it
         session.run("python", "-E", "-s", "docs/_generate/conformance.py", plugin.name, str(report))
-        session.run("python", "-E", "-s", "docs/_generate/pages.py", "capabilities.md")
+        pages = ["capabilities.md", f"backends/{plugin.name.removeprefix('tierkv-')}.md"]
+        session.run("python", "-E", "-s", "docs/_generate/pages.py", *pages)
 
 
 def object_server(session: nox.Session, program: str, folder: Path) -> None:
