@@ -49,6 +49,7 @@ BENCHMARKS = {
     "burst": "160 prompts at once after a restart: tokens that are not computed; also in vLLM, where it is installed",
     "plan_estimate": "times to the first token as `tierkv plan` estimates them, beside the reference engine",
     "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
+    "chunk_sizes": "tokens per chunk: hits that long chunks lose, cost per token of short ones (--trace FILE)",
     "recovery": "opening a disk tier that holds a million chunks",
 }
 """Name of a benchmark -> what it measures. Each is a module of that name in one of the wings."""
@@ -63,7 +64,7 @@ WINGS = {
         *("host_copies", "gpu_copies", "disk", "whole_stack"),
         *("lmdb_tier", "object_store", "valkey_server", "recovery"),
     ),
-    "workloads": ("traffic", "replay", "plan_estimate"),
+    "workloads": ("traffic", "replay", "plan_estimate", "chunk_sizes"),
 }
 """Wing -> the benchmarks in it."""
 

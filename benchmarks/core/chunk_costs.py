@@ -51,7 +51,7 @@ def run(settings: Settings) -> Iterator[Row]:
     for chunk_tokens in (16, 256):
         for num_tiers in (0, 1):
             with without_collector():
-                runs = [_play(chunk_tokens, num_tiers, lengths) for _ in range(rounds)]
+                runs = [play_prompts(chunk_tokens, num_tiers, lengths) for _ in range(rounds)]
             below = "one tier below" if num_tiers else "no tier below"
             progress(f"chunk_costs: {chunk_tokens} tokens, {below}")
             yield from _rows(f"chunks of {chunk_tokens} tokens, {below}", runs)
@@ -119,7 +119,8 @@ class _Player:
             raise RuntimeError(f"a prompt is not done after {STEPS_MAX:,} steps")
 
 
-def _play(chunk_tokens: int, num_tiers: int, lengths: Sequence[int]) -> ChunkCosts:
+def play_prompts(chunk_tokens: int, num_tiers: int, lengths: Sequence[int]) -> ChunkCosts:
+    """Store, look up and load a prompt of each length, over ``num_tiers`` lower tiers."""
     player = _Player(chunk_tokens, num_tiers, lengths)
     chunks = sum(lengths) // chunk_tokens
     prompts = [random_hashes(tokens // BLOCK_TOKENS, seed=number) for number, tokens in enumerate(lengths)]

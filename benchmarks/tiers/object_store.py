@@ -46,7 +46,7 @@ NOBODY = {
 
 def run(settings: Settings) -> Iterator[Row]:
     """Measure put and get, for two sizes of frames."""
-    with _served() as (url, endpoint):
+    with served_bucket() as (url, endpoint):
         for size, frames in frame_sizes(settings):
             yield from _rows(size, frames, url, endpoint, settings.rounds)
 
@@ -159,7 +159,7 @@ class _RawHttp:
 
 
 @contextmanager
-def _served() -> Iterator[tuple[str, str]]:
+def served_bucket() -> Iterator[tuple[str, str]]:
     """URL of a bucket and endpoint of a running server, or of one that is started for the benchmark."""
     if "TIERKV_TEST_OBJECT_URL" in os.environ:
         yield os.environ["TIERKV_TEST_OBJECT_URL"], os.environ["TIERKV_TEST_OBJECT_ENDPOINT"]

@@ -23,7 +23,7 @@ NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
     *("recovery", "codecs", "object_store", "valkey_server", "replay", "step_calls", "chunk_costs", "reset_held"),
     "whole_stack",
-    "plan_estimate",
+    *("plan_estimate", "chunk_sizes"),
     *("overload", "long_prompt", "waiting", "burst", "decode_step"),
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}

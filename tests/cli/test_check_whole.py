@@ -50,6 +50,24 @@ def test_memory_has_three_levels(gib: int, ok: bool, warns: bool) -> None:
     assert "12.8 GiB or less" in found.fix or not found.fix
 
 
+@pytest.mark.parametrize(
+    ("chunk", "warned"),
+    [({}, ["bucket"]), ({"tokens": 256}, []), ({"blocks": 16}, []), ({"tokens": 1024}, ["host"])],
+)
+def test_chunks_that_cost_more_than_they_give_are_found(
+    tierkv: Run, tmp_path: Path, chunk: dict[str, int], warned: list[str]
+) -> None:
+    """Long chunks lose hits; short ones make a bucket answer a request for each 16 tokens. A disk takes both."""
+    file = tmp_path / "chunks.json"
+    bucket = {"backend": "fsspec", "name": "bucket", "url": f"file://{tmp_path}/objects"}
+    stack = {"host": {"capacity": "8MiB"}, "chunk": chunk, "tiers": [disk("a", tmp_path / "a"), bucket]}
+    file.write_text(json.dumps(stack), encoding="utf-8")
+    report = json.loads(tierkv("check", file, "--json").stdout)
+    found = [found for found in report["findings"] if found["subject"] == "chunk"]
+    assert [one["tier"] for one in found] == warned
+    assert all(one["ok"] and one["warns"] and "set chunk.tokens to" in one["fix"] for one in found)
+
+
 def test_memory_is_known() -> None:
     """A wrong unit would let every stack pass, or none."""
     assert GIB // 8 < usable_bytes() < 2**50

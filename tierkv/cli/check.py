@@ -48,9 +48,9 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
     """Validate STACK and probe its tiers without changing anything.
 
     Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the
-    fix of each failure, and checks the tiers together: memory of the host tier, places and capacities that collide. A
-    warning is no failure. Mistakes of the file are listed in the same pass: what is right in it is checked without
-    them. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
+    fix of each failure, and checks the tiers together: memory of the host tier, size of chunks, places and capacities
+    that collide. A warning is no failure. Mistakes of the file are listed in the same pass: what is right in it is
+    checked without them. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
     tiers, found = resolve_parts(part.config, load_plugins()) if part.config else ((), [])
     problems = [*part.problems, *without_consequences(found, part.problems)]
     host = part.config.host if part.config and part.knows_host else None
-    whole = check_whole(host.capacity if host else None, tiers)
+    whole = check_whole(host.capacity if host else None, tiers, part.config.chunk if part.config else None)
     results = [TierCheck(tier, result) for tier, result in whole] + probe(tiers, deadline_s)
     if as_json:
         wrong = [TierCheck("", _finding(problem)) for problem in problems]

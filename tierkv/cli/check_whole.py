@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.config import ResolvedTier
+from tierkv.config import ChunkConfig, ResolvedTier
 from tierkv.config.units import round_size
 from tierkv.manager.contract import HOST
 from tierkv.memory.available import usable_bytes
@@ -17,22 +17,36 @@ from tierkv.memory.available import usable_bytes
 MEMORY_SHARE_MAX = 0.8
 """Share of the machine's memory above which a host tier gets a warning."""
 
+BLOCK_TOKENS = 16
+"""Tokens of a GPU block where the stack's description does not say: the usual number."""
+
+CHUNK_TOKENS_MAX = 512
+"""Tokens per chunk above which hits lose a tenth and more (``python -m benchmarks chunk_sizes``)."""
+
+REMOTE_CHUNK_TOKENS_MIN = 64
+"""Tokens per chunk below which a tier with a request per chunk spends most time on requests; likewise measured."""
+
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 FILES_MAX = 10_000
 """Files of one tier that are added up; of more, the tier counts as smaller than it is."""
 
 
-def check_whole(host_capacity: int | None, tiers: Sequence[ResolvedTier]) -> Iterator[tuple[str, CheckResult]]:
-    """Yield the name of a tier with each finding: memory of the host tier, shared places, capacities together.
+def check_whole(
+    host_capacity: int | None, tiers: Sequence[ResolvedTier], chunk: ChunkConfig | None = None
+) -> Iterator[tuple[str, CheckResult]]:
+    """Yield the name of a tier with each finding: memory of the host tier, chunks, shared places, capacities together.
 
     Args:
         host_capacity: of the host tier, in bytes; None: unknown.
         tiers: lower tiers.
+        chunk: size of chunks; None: unknown.
     """
     if host_capacity is not None:
         yield HOST, check_memory(host_capacity, usable_bytes())
     yield HOST, check_huge_pages(_HUGE_PAGES)
+    if chunk is not None:
+        yield from check_chunk(chunk, tiers)
     places = [(tier, place) for tier in tiers if (place := place_of(tier)) is not None]
     yield from check_places(places)
     yield from check_capacities(places)
@@ -48,6 +62,23 @@ def check_memory(capacity: int, memory: int) -> CheckResult:
         fix = f"the engine needs memory as well: lower host.capacity to {most} or less"
         return CheckResult("memory", ok=True, detail=detail, fix=fix, warns=True)
     return CheckResult("memory", ok=True, detail=detail)
+
+
+def check_chunk(chunk: ChunkConfig, tiers: Sequence[ResolvedTier]) -> Iterator[tuple[str, CheckResult]]:
+    """Warn of chunks so long that they cost hits, or so short that a tier with a request per chunk is slow."""
+    tokens = chunk.tokens or (chunk.blocks or 1) * BLOCK_TOKENS
+    size = f"{tokens} tokens" if chunk.tokens else f"{tokens} tokens with blocks of {BLOCK_TOKENS}"
+    if tokens > CHUNK_TOKENS_MAX:
+        detail = f"{size}: a hit ends at a whole chunk, and loses {tokens // 2} tokens on average"
+        fix = f"set chunk.tokens to {CHUNK_TOKENS_MAX} or less"
+        yield HOST, CheckResult("chunk", ok=True, detail=detail, fix=fix, warns=True)
+    for tier in tiers:
+        capabilities = tier.backend.capabilities
+        joins_chunks = not capabilities.shared or capabilities.preferred_write_bytes is not None
+        if tokens < REMOTE_CHUNK_TOKENS_MIN and not joins_chunks:
+            detail = f"{size}: each chunk is a request of its own here, which is slow below about 2 MiB a chunk"
+            fix = "set chunk.tokens to 256 if a token of the model has less than 32 KiB, to 64 below 128 KiB"
+            yield tier.config.name, CheckResult("chunk", ok=True, detail=detail, fix=fix, warns=True)
 
 
 def check_huge_pages(settings: Path) -> CheckResult:
