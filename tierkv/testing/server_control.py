@@ -15,7 +15,10 @@ class ServerControl(Protocol):
         """Start it again at the same address, and return when it answers."""
 
     def suspend(self) -> None:
-        """Freeze it: the system accepts connections for it, and nothing answers. SIGSTOP does that."""
+        """Freeze it: the system accepts connections for it, and nothing answers.
+
+        SIGSTOP does that, once the process has stopped: wait for it.
+        """
 
     def resume(self) -> None:
         """End the freeze, and return when it answers."""

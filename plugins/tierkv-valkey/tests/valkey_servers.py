@@ -117,6 +117,7 @@ class ValkeyServer:
         """Freeze it: the system still accepts connections for it, and nothing answers."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # until then, it may still answer
 
     def resume(self) -> None:
         """End the freeze."""
