@@ -274,3 +274,13 @@ def test_ranks_of_an_index_follow_their_chunks() -> None:
     tier.stored([(keys[1], 10)], 0.0)
     assert residency.rows.last_written(residency.rows.keys.known(keys)) == 1, "written again, with an unknown rank"
     assert residency.rows.last_written(residency.rows.keys.known([B])) == 0
+
+
+def test_an_index_keeps_the_ranks_at_rest() -> None:
+    """A request that continues these chunks after a restart writes its own behind them: see written_order."""
+    tier = tier_of()
+    tier.load_index([(A, 10), (B, 20)], [8, 9])
+    rows = tier.residency.rows
+    found = rows.keys.known([A, B])
+    assert [rows.written.at(row) for row in found] == [8, 9]
+    assert rows.last_written(found) == 9
