@@ -52,6 +52,8 @@ class Run:
         entry = ScheduledRequest(self.request.request_id, done, tokens, ids, replaces_table=not done)
         self.stack.step(StepOutput((entry,)), lambda: self.stack.compute(self.request, 0))
         self.left -= tokens
+        # A chunk that is not copied yet is not written either, and a small host tier has no slots for further ones.
+        self.stack.step_until(lambda: not self.stack.stack.has_pending_work(), "the copies of a step")
         self.stack.settle()
 
     def end(self) -> None:
@@ -87,8 +89,7 @@ def test_a_host_tier_that_is_smaller_still(tmp_path: Path, policy: str) -> None:
     with opened(tmp_path, policy, host_slots=16) as stack:
         store(stack, LONG, steps=8)
         refused = stack.stack.metrics.counters.admissions_refused
-        # A slow disk deletes victims late. Chunks that come meanwhile are dropped, and not counted as refused.
-        assert 0 < refused[TESTED] <= LONG.chunks - ROOM
+        assert refused[TESTED] == LONG.chunks - ROOM
         assert not refused["host"]
     with opened(tmp_path, policy) as stack:
         assert stack.load(LONG) >= ROOM - 2
@@ -96,10 +97,7 @@ def test_a_host_tier_that_is_smaller_still(tmp_path: Path, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_prompts_in_turn(tmp_path: Path, policy: str) -> None:
-    """Two requests compute their prompts at once, and both do not fit: the tier is full of heads, not of tails.
-
-    A slow disk deletes victims late, and the tier refuses chunks meanwhile: a third is heads even then.
-    """
+    """Two requests compute their prompts at once, and both do not fit: the tier is full of heads, not of tails."""
     other = Prompt(2, 40)
     with opened(tmp_path, policy) as stack:
         runs = [Run(stack, prompt) for prompt in (LONG, other)]
@@ -109,7 +107,7 @@ def test_two_prompts_in_turn(tmp_path: Path, policy: str) -> None:
         for run in runs:
             run.end()
     with opened(tmp_path, policy) as stack:
-        assert stack.load(LONG) + stack.load(other) >= ROOM // 3
+        assert stack.load(LONG) + stack.load(other) >= ROOM - 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)

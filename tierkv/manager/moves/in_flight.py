@@ -246,16 +246,19 @@ class InFlightOps:
 
     def _write_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         keys, well = pending.op.keys, OutcomeKind.OK
+        ranks: Sequence[int] = ()
         stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
         if stored:
             self._step.answered_s = self._step.now
             held = [slot for slot, out in zip(pending.slots, outcomes, strict=True) if out.kind is well]
             written = [rank for rank, out in zip(pending.op.ranks, outcomes, strict=False) if out.kind is well]
-            tier.stored(stored, self._step.now, self._host.slots.ranks_of(held), written)
+            ranks = self._host.slots.ranks_of(held)
+            tier.stored(stored, self._step.now, ranks, written)
             self._cascades.count_written(tier, len(stored))
             if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.residency.end_write(keys, self._sizes.frame_bounds(keys))
+        self._cascades.room.evict_cut(tier, [key for key, _ in stored], ranks)
         if tier.capabilities.authoritative_index:  # answers about a shared tier expire: one write per lease is enough
             tier.write_queue.forget(pending.op.slots)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
@@ -265,7 +268,7 @@ class InFlightOps:
             tier.write_queue.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
                 tier.is_full(self._sizes.frame_bound(key), self._step.now)
-                self._cascades.evict_one(tier)
+                self._cascades.room.evict_one(tier)
             elif outcome.kind in _PERHAPS_WRITTEN:
                 tier.mark_uncertain(key, self._sizes.frame_bound(key))
         self._demotions.end_writes(pending.slots)

@@ -160,7 +160,7 @@ class TierIO:
     def _delete_some(self) -> None:
         """Delete some chunks that have expired, or whose tenant is over its quota, where nothing uses them."""
         self._demotions.evict_over_quota(self._step.now)
-        self.cascades.trim()
+        self.cascades.room.trim()
         if self.retention.lifetimes:
             self._swept.take(self.retention.sweep(self._step.now, self._swept.own_left, self._remove_expired))
 

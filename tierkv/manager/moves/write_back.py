@@ -89,7 +89,7 @@ class Demotions:
         if tier.phase is not TierPhase.SERVING:
             return 0
         size = self._cascades.sizes.frame_bound_max
-        self._cascades.has_room(tier, size, self._free_wanted)
+        self._cascades.room.has(tier, size, self._free_wanted)
         residency = tier.residency
         return max(0, min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, wanted)))
 
@@ -136,7 +136,7 @@ class Demotions:
     def _begin_write(self, tier: LowerTier, slot: int, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
         takes = tier.phase is TierPhase.SERVING and tier.residency.num_writing < tier.queue_chunks_max
-        if not (takes and self._cascades.has_room(tier, size, 1, self._host.slots.ranks[slot])):
+        if not (takes and self._cascades.room.has(tier, size, 1, self._host.slots.ranks[slot])):
             return False
         tier.residency.begin_write((key,), size)
         return True

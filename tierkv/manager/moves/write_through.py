@@ -14,6 +14,7 @@ from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.admission import Admissions
+from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
 from tierkv.metrics.counters import CoreCounters
 from tierkv.structures.seen_filter import SeenFilter
@@ -58,8 +59,8 @@ class Cascades:
         self._ready: dict[int, list[SlotRef]] = {}
         self._offered = budget.share()
         self._taken = budget.share()
-        self._victims = budget.share()
-        self._emptied = budget.share()
+        self.room = LowerRoom(tiers, counters, budget)
+        """Evictions from the tiers."""
 
     def became_ready(self, filled: Filled, now: float, source: LowerTier | None = None) -> None:
         """Report chunks that became readable in the host tier, and offer them to every tier that takes them now.
@@ -303,7 +304,7 @@ class Cascades:
         ranks, is_cut = self._host.slots.ranks_of(slots), residency.listed.order.is_cut
         if is_cut(*ranks):  # victims for chunks that are then refused would cut the prefix of others
             return None
-        self.make_room(tier, self.sizes.frame_bound(batch[slots[0]]), len(tier.write_queue), ranks[0])
+        self.room.make(tier, self.sizes.frame_bound(batch[slots[0]]), len(tier.write_queue), ranks[0])
         if is_cut(*ranks):  # by the victims
             return None
         tier.write_queue.pop_front(count)
@@ -335,7 +336,7 @@ class Cascades:
                 self.counters.admissions_refused[tier.name] += is_cut
                 continue
             if not batch:  # once, for all that wait
-                may_get_room = self.make_room(tier, size, len(queue), rank)
+                may_get_room = self.room.make(tier, size, len(queue), rank)
             if residency.has_room(batch_bytes + size):
                 batch[slot] = key
                 batch_bytes += size
@@ -361,39 +362,3 @@ class Cascades:
         # A chunk evicted from above a write-back tier was written, or counted, then.
         if is_ready or tier.limits.write is not WritePolicy.BACK:
             self.count_dropped(tier, 1)
-
-    # -- room in lower tiers -----------------------------------------------------------------------------------------
-
-    def has_room(self, tier: LowerTier, frame_bytes: int, waiting: int, rank: int = 0) -> bool:
-        """Make room in a tier for ``waiting`` frames of that size. Returns whether one of them fits now."""
-        self.make_room(tier, frame_bytes, waiting, rank)
-        return tier.residency.has_room(frame_bytes)
-
-    def make_room(self, tier: LowerTier, frame_bytes: int, waiting: int, rank: int = 0) -> bool:
-        """Begin to make room in a tier for ``waiting`` frames of that size; see :meth:`Residency.evict_for`.
-
-        Returns:
-            Whether a later step may choose more victims, because this step's share is used up.
-        """
-        left = self._victims.left
-        victims = tier.residency.evict_for(frame_bytes, waiting, left, rank)
-        self._victims.take(len(victims))
-        self._count_evicted(tier, victims)
-        return len(victims) == left
-
-    def evict_one(self, tier: LowerTier) -> None:
-        """Evict one chunk from a tier whose backend reported that it is full."""
-        self._count_evicted(tier, tier.residency.evict(1))
-
-    def trim(self) -> None:
-        """Evict chunks of tenants that are over their quotas in lower tiers, and continue resets."""
-        for tier in self._tiers:
-            if tier.residency.has_quotas and (victims := tier.residency.evict_over_quota()):
-                self._victims.take(len(victims))
-                self._count_evicted(tier, victims)
-            if tier.phase.emptying:
-                self._emptied.take(tier.continue_reset(self._emptied.left))
-
-    def _count_evicted(self, tier: LowerTier, victims: Sequence[Key]) -> None:
-        if victims:
-            self.counters.evictions[tier.name] += len(victims)
