@@ -2,7 +2,8 @@
 
 Down: *cascades* write chunks when they become readable or are reused (write-through, write on reuse). *Demotions* write
 chunks when the host tier is about to evict them (write-back). Up: *promotions* read chunks that a passage needs.
-*Admissions* decide which chunks get host slots, and evict for them.
+*Admissions* decide which chunks get host slots, and evict for them. *Room* in lower tiers is made by evictions there; a
+tail whose head was evicted while it was written leaves, too.
 
 Rules that restrict moves: a *dirty pin* keeps a chunk that waits for a write from eviction, under a bound. The *write
 mask* of a slot lists the tiers that its chunk may not be written to. *Retention* has lifetimes and one-shot chunks.

@@ -17,6 +17,7 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_state import StepState
@@ -61,6 +62,7 @@ class InFlightOps:
         speeds: Mapping[int, TierSpeed],
         cascades: Cascades,
         demotions: Demotions,
+        room: LowerRoom,
         events: EventLog,
     ) -> None:
         self._step = step
@@ -69,6 +71,7 @@ class InFlightOps:
         self._sizes = cascades.sizes
         self._cascades = cascades
         self._demotions = demotions
+        self._room = room
         self._events = events
         self._counters = cascades.counters
         self._ops: dict[int, OpInFlight] = {}
@@ -258,7 +261,7 @@ class InFlightOps:
             if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.residency.end_write(keys, self._sizes.frame_bounds(keys))
-        self._cascades.room.evict_cut(tier, [key for key, _ in stored], ranks)
+        self._room.evict_cut(tier, [key for key, _ in stored], ranks)
         if tier.capabilities.authoritative_index:  # answers about a shared tier expire: one write per lease is enough
             tier.write_queue.forget(pending.op.slots)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
@@ -268,7 +271,7 @@ class InFlightOps:
             tier.write_queue.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
                 tier.is_full(self._sizes.frame_bound(key), self._step.now)
-                self._cascades.room.evict_one(tier)
+                self._room.evict_one(tier)
             elif outcome.kind in _PERHAPS_WRITTEN:
                 tier.mark_uncertain(key, self._sizes.frame_bound(key))
         self._demotions.end_writes(pending.slots)

@@ -52,6 +52,7 @@ class LowerRoom:
             cut = [key for key, rank in zip(keys, ranks, strict=True) if is_cut(rank) and is_idle(key)]
             for key in cut:
                 tier.residency.schedule_delete(key)
+            self._victims.take(len(cut))
             self._count(tier, cut)
 
     def trim(self) -> None:

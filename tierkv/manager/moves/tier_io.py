@@ -17,6 +17,7 @@ from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.dirty_pins import DirtyPins
 from tierkv.manager.moves.in_flight import InFlightOps
+from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.retention import Retention
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_mask import WriteMask
@@ -71,9 +72,10 @@ class TierIO:
         self.retention = Retention(host.num_slots)
         write_mask = WriteMask(host.num_slots, tiers, self.retention)
         self.admissions = Admissions(host, DirtyPins(host, tiers, step.budget.share()), write_mask, events, counters)
-        self.cascades = Cascades(host, tiers, self.admissions, self._sizes, events, counters, step.budget)
-        self._demotions = Demotions(host, tiers, self.cascades, self.admissions, step.budget)
-        self.in_flight = InFlightOps(step, host, tiers, self.speeds, self.cascades, self._demotions, events)
+        self._room = LowerRoom(tiers, counters, step.budget)
+        self.cascades = Cascades(host, tiers, self.admissions, self._room, self._sizes, events, counters, step.budget)
+        self._demotions = Demotions(host, tiers, self.cascades, self.admissions, self._room, step.budget)
+        self.in_flight = InFlightOps(step, host, tiers, self.speeds, self.cascades, self._demotions, self._room, events)
         self._promotions: dict[int, list[int]] = {}
         self._swept = step.budget.share()
         self._deleted = step.budget.share()
@@ -160,7 +162,7 @@ class TierIO:
     def _delete_some(self) -> None:
         """Delete some chunks that have expired, or whose tenant is over its quota, where nothing uses them."""
         self._demotions.evict_over_quota(self._step.now)
-        self.cascades.room.trim()
+        self._room.trim()
         if self.retention.lifetimes:
             self._swept.take(self.retention.sweep(self._step.now, self._swept.own_left, self._remove_expired))
 

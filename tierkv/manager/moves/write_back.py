@@ -16,6 +16,7 @@ from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
+from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_budget import StepBudget
 from tierkv.types.keys import Key
@@ -30,18 +31,20 @@ class Demotions:
     :class:`~tierkv.manager.moves.tier_io.TierIO` turns the choice into instructions.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its collaborators
         self,
         host: HostTier,
         tiers: TierList,
         cascades: Cascades,
         admissions: Admissions,
+        room: LowerRoom,
         budget: StepBudget,
     ) -> None:
         self._host = host
         self._tiers = tiers
         self._cascades = cascades
         self._admissions = admissions
+        self._room = room
         self._free_wanted = max(1, int(host.num_slots * FREE_SHARE))
         self._to_flush = range(0)
         # Slots by number of a tier, each held for a write there: of chunks that it is asked for, by key, and of those
@@ -89,7 +92,7 @@ class Demotions:
         if tier.phase is not TierPhase.SERVING:
             return 0
         size = self._cascades.sizes.frame_bound_max
-        self._cascades.room.has(tier, size, self._free_wanted)
+        self._room.has(tier, size, self._free_wanted)
         residency = tier.residency
         return max(0, min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, wanted)))
 
@@ -136,7 +139,7 @@ class Demotions:
     def _begin_write(self, tier: LowerTier, slot: int, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
         takes = tier.phase is TierPhase.SERVING and tier.residency.num_writing < tier.queue_chunks_max
-        if not (takes and self._cascades.room.has(tier, size, 1, self._host.slots.ranks[slot])):
+        if not (takes and self._room.has(tier, size, 1, self._host.slots.ranks[slot])):
             return False
         tier.residency.begin_write((key,), size)
         return True

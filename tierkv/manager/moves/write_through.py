@@ -43,6 +43,7 @@ class Cascades:
         host: HostTier,
         tiers: TierList,
         admissions: Admissions,
+        room: LowerRoom,
         sizes: ChunkSizes,
         events: EventLog,
         counters: CoreCounters,
@@ -53,14 +54,13 @@ class Cascades:
         self._host = host
         self._tiers = tiers
         self._dirty_pins = admissions.dirty_pins
+        self._room = room
         self._events = events
         self.counters = counters
         # Leases by number of the tier that they were read from; STORED: they were stored.
         self._ready: dict[int, list[SlotRef]] = {}
         self._offered = budget.share()
         self._taken = budget.share()
-        self.room = LowerRoom(tiers, counters, budget)
-        """Evictions from the tiers."""
 
     def became_ready(self, filled: Filled, now: float, source: LowerTier | None = None) -> None:
         """Report chunks that became readable in the host tier, and offer them to every tier that takes them now.
@@ -304,7 +304,7 @@ class Cascades:
         ranks, is_cut = self._host.slots.ranks_of(slots), residency.listed.order.is_cut
         if is_cut(*ranks):  # victims for chunks that are then refused would cut the prefix of others
             return None
-        self.room.make(tier, self.sizes.frame_bound(batch[slots[0]]), len(tier.write_queue), ranks[0])
+        self._room.make(tier, self.sizes.frame_bound(batch[slots[0]]), len(tier.write_queue), ranks[0])
         if is_cut(*ranks):  # by the victims
             return None
         tier.write_queue.pop_front(count)
@@ -336,7 +336,7 @@ class Cascades:
                 self.counters.admissions_refused[tier.name] += is_cut
                 continue
             if not batch:  # once, for all that wait
-                may_get_room = self.room.make(tier, size, len(queue), rank)
+                may_get_room = self._room.make(tier, size, len(queue), rank)
             if residency.has_room(batch_bytes + size):
                 batch[slot] = key
                 batch_bytes += size

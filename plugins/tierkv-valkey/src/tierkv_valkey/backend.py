@@ -109,7 +109,7 @@ class ValkeyBackend:
             raise Failure.of(error).to_error("cannot list the chunks", tier=self._tier) from None
 
     def describe(self) -> None:
-        """Store the description of the namespace. A failure does no harm but to tools: the next call tries again."""
+        """Store the description of the namespace. A failure harms tools alone; it is stored again after `REPEAT_S`."""
         if self._description is None:
             return
         self._described_s = self._clock()
