@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from core_truth import engine_spec
+from hand_thread import HandThread
 
-from tierkv.dispatch.spawn import Runner
 from tierkv.kept_tokens.packing import pack_snapshot
 from tierkv.kept_tokens.token_file import TokenFile
 from tierkv.kept_tokens.token_writer import TokenWriter
@@ -30,23 +30,6 @@ def snapshot(*tokens: int) -> Snapshot:
     """Snapshot of a chunk whose tokens repeat these."""
     words = array("q", tokens * (GROUP.chunk_tokens // len(tokens)))
     return Snapshot((b"a", b"b", b"c", b"d"), None, words, None, None, GROUP)
-
-
-class ByHand:
-    """A writer's thread that runs only when the test steps it, or the writer is closed."""
-
-    def __init__(self) -> None:
-        self.runner: Any = None
-
-    def __call__(self, name: str, runner: Runner) -> ByHand:
-        self.runner = runner
-        return self
-
-    def is_alive(self) -> bool:
-        """Alive until it is closed."""
-        while self.runner.step():
-            pass
-        return not self.runner.done
 
 
 def key(number: int) -> Key:
@@ -91,7 +74,7 @@ def test_changes_of_many_steps_reach_the_file(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_costs_rows_and_no_time(tmp_path: Path) -> None:
     """The thread never runs: the queue is bounded, what exceeds it is dropped and counted, deletions are not."""
-    counters, thread = CoreCounters(), ByHand()
+    counters, thread = CoreCounters(), HandThread()
     writer = writer_of(tmp_path / "tokens.db", counters, spawn=thread, changes_max=10)
     for number in range(25):
         writer.keep(key(number), snapshot(number))
@@ -108,7 +91,7 @@ def test_a_disk_that_hangs_costs_rows_and_no_time(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_counted_and_heals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Files may not grow for a while: the log says so once, the counter grows, and later rows are written."""
-    counters, thread = CoreCounters(), ByHand()
+    counters, thread = CoreCounters(), HandThread()
     writer = writer_of(tmp_path / "tokens.db", counters, spawn=thread)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -131,7 +114,7 @@ def test_a_full_disk_is_counted_and_heals(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_a_token_that_does_not_fit_costs_its_own_chunk_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An engine with strange tokens must not take the rows of other chunks with it."""
-    counters, thread = CoreCounters(), ByHand()
+    counters, thread = CoreCounters(), HandThread()
     writer = writer_of(tmp_path / "tokens.db", counters, spawn=thread)
     for number, tokens in enumerate((1, -1, 2**40, 2)):
         writer.keep(key(number), snapshot(tokens))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_thread import HandThread
 
-from tierkv.dispatch.spawn import Runner
 from tierkv.errors import ConfigError
 from tierkv.recording import reading
 from tierkv.recording.entries import Entry
@@ -21,23 +21,6 @@ from tierkv.recording.writer import RecordWriter, line_of
 from tierkv.types.keys import make_key
 
 HEAD: Entry = {"is": "record", "step": 0, "t": 0, "tiers": ["host"], "model": "m", "pid": 1, "opened": "now"}
-
-
-class Stopped:
-    """A writer's thread that runs only when the test writes a batch by hand."""
-
-    def __init__(self) -> None:
-        self.runner: Any = None
-
-    def __call__(self, name: str, runner: Runner) -> Stopped:
-        self.runner = runner
-        return self
-
-    def is_alive(self) -> bool:
-        """Alive until it is closed."""
-        while self.runner.step():
-            pass
-        return not self.runner.done
 
 
 def writer_of(path: Path, *, bytes_max: int = 1 << 20, keep: int = 1, **options: Any) -> RecordWriter:
@@ -101,7 +84,7 @@ def test_without_older_files(tmp_path: Path) -> None:
 def test_a_slow_disk_costs_entries_and_the_record_says_so(tmp_path: Path) -> None:
     """Promise 2: the engine's thread never waits; entries beyond the bound are counted, in the record, too."""
     path = tmp_path / "run.jsonl"
-    thread = Stopped()
+    thread = HandThread()
     writer = writer_of(path, entries_max=10, spawn=thread)
     writer.put([line(number) for number in range(8)])
     writer.put([line(number) for number in range(8, 13)])
@@ -120,7 +103,7 @@ def test_a_failing_disk_costs_entries_and_nothing_else(tmp_path: Path, caplog: p
     folder = tmp_path / "logs"
     folder.mkdir()
     path = folder / "run.jsonl"
-    thread = Stopped()
+    thread = HandThread()
     writer = writer_of(path, bytes_max=300, spawn=thread)
     path.unlink()
     folder.rmdir()
@@ -141,7 +124,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path: Path) -> None:
     and later ones must not be appended to the incomplete line.
     """
     path = tmp_path / "run.jsonl"
-    thread = Stopped()
+    thread = HandThread()
     writer = writer_of(path, spawn=thread)
     writer.put([line(0)])
     thread.runner.step()
@@ -219,7 +202,7 @@ def followed(path: Path, actions: list[Callable[[], object]]) -> list[int]:
 def test_following_goes_on_in_the_next_files(tmp_path: Path, at_once: int) -> None:
     """No entry is lost between two files, even if several files were begun while the reader slept."""
     path = tmp_path / "run.jsonl"
-    thread = Stopped()
+    thread = HandThread()
     writer = writer_of(path, bytes_max=400, keep=20, spawn=thread)
 
     def write(first: int) -> Callable[[], None]:
@@ -275,7 +258,7 @@ def test_following_survives_a_record_that_vanishes(tmp_path: Path) -> None:
 def test_putting_never_waits(tmp_path: Path) -> None:
     """The thread hangs in a write; the engine's call returns at once."""
 
-    class Hung(Stopped):
+    class Hung(HandThread):
         def is_alive(self) -> bool:
             return True
 

@@ -23,6 +23,16 @@ def bed(*, slots: int = 16, reserved: int | None = None, tier: TierSpec | None =
     return StagedBed(make_core(slots=slots, reserved=reserved, tiers=[below]))
 
 
+def waiting(chunks: int) -> tuple[StagedBed, tuple[Key, ...]]:
+    """Request "a" has asked about its prompt, which is in the lower tier, and waits for it."""
+    it, keys = bed(slots=64), prefix(chunks)
+    it.core.keep_below(keys)
+    it.add("a")
+    assert it.ask("a", keys) is None
+    it.end()
+    return it, keys
+
+
 def press(bed: StagedBed, count: int = 200) -> None:
     """Store far more chunks of other requests than the host tier has slots."""
     for i in range(count):
@@ -75,12 +85,7 @@ def test_a_waiting_prompt_is_asked_about_once() -> None:
 
     The first step and the step with the answer go over all chunks; those between them stop after two.
     """
-    it = bed(slots=64)
-    keys = prefix(40)
-    it.core.keep_below(keys)
-    it.add("a")
-    assert it.ask("a", keys) is None
-    it.end()
+    it, keys = waiting(40)
     for _ in range(10):
         it.begin(0.01)
         it.asked.clear()
@@ -97,12 +102,7 @@ def test_a_waiting_prompt_is_asked_about_once() -> None:
 
 def test_a_waiting_prompt_that_loses_a_chunk_is_asked_about_anew() -> None:
     """The read of a chunk fails while the engine waits: the next questions find out where the prefix ends now."""
-    it = bed(slots=64)
-    keys = prefix(6)
-    it.core.keep_below(keys)
-    it.add("a")
-    assert it.ask("a", keys) is None
-    it.end()
+    it, keys = waiting(6)
     it.begin(0.01)
     assert it.ask("a", keys) is None
     it.end()
