@@ -12,7 +12,15 @@ import click
 
 from tierkv.abc import StoredNamespace
 from tierkv.cli.stores.output import Report, counted, progress
-from tierkv.cli.stores.target import Target, chunk_filter, find_target, not_opened, place_options, tenant_option
+from tierkv.cli.stores.target import (
+    PlaceChoice,
+    Target,
+    chunk_filter,
+    find_target,
+    not_opened,
+    place_options,
+    tenant_option,
+)
 from tierkv.config.reading import SUFFIXES
 from tierkv.errors import ConfigError, TierKVError
 from tierkv.plugins.loading import load_plugins
@@ -50,10 +58,7 @@ def copy(  # noqa: PLR0913 - click passes each option
     no_read_back: bool,
     dry_run: bool,
     tenant: Tenant | None,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Copy chunks from SOURCE to TARGET: tier to tier, to an export folder, or from one.
@@ -70,7 +75,7 @@ def copy(  # noqa: PLR0913 - click passes each option
       tierkv copy /backup/kv stack.toml --to-tier disk     import on another machine
       tierkv copy /var/cache/tierkv s3://bucket/kv --to-backend fsspec -n 'llama*'
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    found = find_target(source, tier=tier, backend=backend, names=names, namespace_file=namespace_file)
+    found = find_target(source, choice)
     origin = only_place(source, found.places, "--tier")
     goal = _target_place(target, to_tier, to_backend)
     if is_same_place(origin, goal):
@@ -194,10 +199,7 @@ def warm(  # noqa: PLR0913 - click passes each option
     no_read_back: bool,
     dry_run: bool,
     tenant: Tenant | None,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Copy chunks up the tiers of STACK before its engine starts: from the bucket to the local disk.
@@ -212,9 +214,9 @@ def warm(  # noqa: PLR0913 - click passes each option
       tierkv warm stack.toml --record record.jsonl --dry-run
       tierkv explain --help | grep key; tierkv warm stack.toml --keys keys.txt
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    if tier is not None or backend is not None:
+    if choice.tier is not None or choice.backend is not None:
         raise click.UsageError("warm takes --from and --to, not --tier or --backend", ctx)
-    found = find_target(stack, names=names, namespace_file=namespace_file)
+    found = find_target(stack, choice)
     goal, sources = _up(stack, found, from_tier, to_tier)
     chosen = chunk_filter(tenant, None, (*_keys_of(record, requests), *_keys_in(keys_file)))
     if chosen.keys is None and (record is not None or keys_file is not None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from tierkv.abc import StoredFrame, StoredNamespace
 from tierkv.cli.output import print_table
 from tierkv.cli.stores.output import Report, ago, name_of
-from tierkv.cli.stores.target import find_target, not_opened, place_options
+from tierkv.cli.stores.target import PlaceChoice, find_target, not_opened, place_options
 from tierkv.config import round_size
 from tierkv.errors import TierKVError
 from tierkv.recording.entries import matches, short_key
@@ -30,15 +29,12 @@ SHOWN_MAX = 20
 @click.argument("key")
 @place_options
 @click.pass_context
-def inspect(  # noqa: PLR0913 - click passes each option
+def inspect(
     ctx: click.Context,
     *,
     place: str,
     key: str,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Show the chunks with KEY at PLACE: header, codec, sizes, checksums, and whether the frame is whole.
@@ -52,7 +48,7 @@ def inspect(  # noqa: PLR0913 - click passes each option
       tierkv inspect stack.toml 5f0c4b7e9d1a2c3b.0
       tierkv inspect /var/cache/tierkv 5f0c --json
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    target = find_target(place, tier=tier, backend=backend, names=names, namespace_file=namespace_file)
+    target = find_target(place, choice)
     report = Report(as_json=as_json)
     report.add(target.findings)
     rows: list[dict[str, Any]] = []

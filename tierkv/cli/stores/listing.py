@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from rich.text import Text
 from tierkv.abc import DamagedEntry, StoredNamespace
 from tierkv.cli.output import BAD, Cell, print_table
 from tierkv.cli.stores.output import Report, ago, counted, name_of, progress
-from tierkv.cli.stores.target import Target, find_target, not_opened, place_options
+from tierkv.cli.stores.target import PlaceChoice, Target, find_target, not_opened, place_options
 from tierkv.config import round_size
 from tierkv.errors import TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress
@@ -28,15 +27,12 @@ from tierkv.stores.summaries import GROUPINGS, Summary, Usage, add_usage, summar
 @click.option("--chunks", is_flag=True, help="One line per chunk, as it is read; with --json one object per line.")
 @place_options
 @click.pass_context
-def ls(  # noqa: PLR0913 - click passes each option
+def ls(
     ctx: click.Context,
     *,
     place: str,
     chunks: bool,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """List the namespaces at PLACE: model, chunks, bytes, codecs, ages.
@@ -51,7 +47,7 @@ def ls(  # noqa: PLR0913 - click passes each option
       tierkv ls s3://bucket/kv --json | jq '.namespaces[] | [.model, .chunks]'
       tierkv ls /var/cache/tierkv -n 'llama*' --chunks
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    target = find_target(place, tier=tier, backend=backend, names=names, namespace_file=namespace_file)
+    target = find_target(place, choice)
     report = Report(as_json=as_json)
     report.add(target.findings)
     if chunks:
@@ -171,15 +167,12 @@ def _chunk_line(row: dict[str, Any]) -> str:
 )
 @place_options
 @click.pass_context
-def du(  # noqa: PLR0913 - click passes each option
+def du(
     ctx: click.Context,
     *,
     place: str,
     by: str,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Add up the chunks and bytes at PLACE.
@@ -193,7 +186,7 @@ def du(  # noqa: PLR0913 - click passes each option
       tierkv du stack.toml --by tenant
       tierkv du s3://bucket/kv --by age --json
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    target = find_target(place, tier=tier, backend=backend, names=names, namespace_file=namespace_file)
+    target = find_target(place, choice)
     report = Report(as_json=as_json)
     report.add(target.findings)
     rows: list[dict[str, Any]] = []

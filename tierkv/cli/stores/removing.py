@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from tierkv.abc import StoredNamespace
 from tierkv.cli.stores.output import Report, counted, name_of, progress
-from tierkv.cli.stores.target import AgeType, chunk_filter, find_target, place_options, tenant_option
+from tierkv.cli.stores.target import AgeType, PlaceChoice, chunk_filter, find_target, place_options, tenant_option
 from tierkv.config import parse_size, round_size
 from tierkv.errors import TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress
@@ -60,10 +59,7 @@ def rm(  # noqa: PLR0913 - click passes each option
     dry_run: bool,
     yes: bool,
     tenant: Tenant | None,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Remove chunks at PLACE: of a model, a tenant, an age, or single ones.
@@ -79,13 +75,11 @@ def rm(  # noqa: PLR0913 - click passes each option
       tierkv rm stack.toml --tier disk --tenant "$SALT"
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     chosen = chunk_filter(tenant, older_than_s, keys)
-    if chosen.is_open and not names and unused_for_s is None and not everything:
+    if chosen.is_open and not choice.names and unused_for_s is None and not everything:
         raise click.UsageError(
             "choose what to remove: --namespace, --tenant, --older-than, --unused-for or --key; or --all", ctx
         )
-    target = find_target(
-        place, tier=tier, backend=backend, names=names, namespace_file=namespace_file, unused_for_s=unused_for_s
-    )
+    target = find_target(place, choice, unused_for_s=unused_for_s)
     report = Report(as_json=as_json)
     report.add(target.findings)
     _confirm(ctx, [f"{at.name}: {name_of(stored)}" for at, stored in target.stores], skip=dry_run or yes)
@@ -154,10 +148,7 @@ def gc(  # noqa: PLR0913 - click passes each option
     shrink: bool,
     dry_run: bool,
     yes: bool,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Remove the oldest chunks at PLACE, down to a size or an age.
@@ -175,7 +166,7 @@ def gc(  # noqa: PLR0913 - click passes each option
     if (to_size is None) == (older_than_s is None):
         raise click.UsageError("give --to SIZE or --older-than AGE, one of them", ctx)
     to_bytes = None if to_size is None else _size(ctx, to_size)
-    target = find_target(place, tier=tier, backend=backend, names=names, namespace_file=namespace_file)
+    target = find_target(place, choice)
     report = Report(as_json=as_json)
     report.add(target.findings)
     _confirm(ctx, [f"{at.name}: {name_of(stored)}" for at, stored in target.stores], skip=dry_run or yes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -81,11 +82,35 @@ _TENANT = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceChoice:
+    """Values of the options that choose among the places and namespaces of a target."""
+
+    tier: str | None
+    backend: str | None
+    names: tuple[str, ...]
+    """Of the option ``--namespace``."""
+    namespace_file: Path | None
+
+
 def place_options(command: F) -> F:
-    """Add the options that name a place and its namespaces."""
+    """Add the options that choose places and namespaces, which the command gets as ``choice``, and ``--json``."""
+
+    @wraps(command)
+    def gathered(
+        *arguments: Any,  # noqa: ANN401 - those of the command
+        tier: str | None,
+        backend: str | None,
+        names: tuple[str, ...],
+        namespace_file: Path | None,
+        **options: Any,  # noqa: ANN401 - (the same)
+    ) -> Any:  # noqa: ANN401 - (the same)
+        return command(*arguments, choice=PlaceChoice(tier, backend, names, namespace_file), **options)
+
+    with_options: Any = gathered
     for option in reversed((_TIER, _BACKEND, _NAMESPACE, _NAMESPACE_FILE, _JSON)):
-        command = option(command)
-    return command
+        with_options = option(with_options)
+    return cast("F", with_options)
 
 
 def tenant_option(command: F) -> F:
@@ -105,42 +130,27 @@ class Target:
     """Places and namespaces that cannot be listed."""
 
 
-def find_target(  # noqa: PLR0913 - the shared options
-    where: str,
-    *,
-    tier: str | None = None,
-    backend: str | None = None,
-    names: tuple[str, ...] = (),
-    namespace_file: Path | None = None,
-    unused_for_s: float | None = None,
-    must_list: bool = False,
-) -> Target:
+def find_target(where: str, choice: PlaceChoice, *, unused_for_s: float | None = None) -> Target:
     """Find the places of a command line, and list their namespaces.
 
     Args:
         where: stack file, path, URL or export folder.
-        tier: as the option.
-        backend: as the option.
-        names: as the option ``--namespace``.
-        namespace_file: as the option.
+        choice: which of its places and namespaces.
         unused_for_s: only namespaces that were not used for so long.
-        must_list: whether a place that cannot be listed ends the command.
 
     Raises:
         TierKVError: nothing of the kind is there; says what to do.
     """
-    target = Target(find_places(where, load_plugins(), tier=tier, backend=backend))
+    target = Target(find_places(where, load_plugins(), tier=choice.tier, backend=choice.backend))
     since = None if unused_for_s is None else time.time() - unused_for_s
-    named = [] if namespace_file is None else read_namespace_file(namespace_file)
-    for place, found in stored_namespaces(target.places, NamespaceFilter(names, since), named):
+    named = [] if choice.namespace_file is None else read_namespace_file(choice.namespace_file)
+    for place, found in stored_namespaces(target.places, NamespaceFilter(choice.names, since), named):
         if isinstance(found, StoredNamespace):
             target.stores.append((place, found))
-        elif must_list:
-            raise found
         else:
             target.findings.append(Finding(FindingKind.UNUSABLE, place.name, "", place.where, str(found)))
-    if names and not target.stores and not target.findings:
-        raise BackendError(f"{where}: no namespace matches {', '.join(names)}; `tierkv ls {where}` lists them")
+    if choice.names and not target.stores and not target.findings:
+        raise BackendError(f"{where}: no namespace matches {', '.join(choice.names)}; `tierkv ls {where}` lists them")
     target.stores.sort(key=lambda each: each[1].last_used_s or 0.0)
     return target
 

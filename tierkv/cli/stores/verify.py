@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from tierkv.cli.stores.output import Report, counted, progress
-from tierkv.cli.stores.target import chunk_filter, find_target, not_opened, place_options, tenant_option
+from tierkv.cli.stores.target import PlaceChoice, chunk_filter, find_target, not_opened, place_options, tenant_option
 from tierkv.errors import TierKVError
 from tierkv.stores.store import Store
 from tierkv.stores.verification import Verified, verify_store
@@ -29,10 +28,7 @@ def verify(  # noqa: PLR0913 - click passes each option
     place: str,
     repair: bool,
     tenant: Tenant | None,
-    tier: str | None,
-    backend: str | None,
-    names: tuple[str, ...],
-    namespace_file: Path | None,
+    choice: PlaceChoice,
     as_json: bool,
 ) -> None:
     """Read every chunk at PLACE and check it: header, namespace, key, lengths, checksums.
@@ -47,7 +43,7 @@ def verify(  # noqa: PLR0913 - click passes each option
       tierkv verify /var/cache/tierkv --repair
       tierkv verify s3://bucket/kv -n llama-3-8b --json
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    target = find_target(place, tier=tier, backend=backend, names=names, namespace_file=namespace_file)
+    target = find_target(place, choice)
     report = Report(as_json=as_json)
     report.add(target.findings)
     sums = Verified()
