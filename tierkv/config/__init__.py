@@ -37,8 +37,8 @@ from tierkv.config.schema import (
     NamespaceConfig,
     StackConfig,
     StoreConfig,
-    TierConfig,
 )
+from tierkv.config.tier_schema import TierConfig
 from tierkv.config.units import format_size, parse_size, round_size
 
 __all__ = [

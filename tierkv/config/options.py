@@ -17,7 +17,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from tierkv.abc import BackendPlugin, CodecPlugin
 from tierkv.config.problems import Problem, key_path, unknown_key
-from tierkv.config.schema import TIER_KEYS
+from tierkv.config.tier_schema import TIER_KEYS
 from tierkv.config.units import parse_size
 from tierkv.errors import PluginError
 

@@ -9,7 +9,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tierkv.config.describing import allowed_values, model_of
-from tierkv.config.schema import CodecConfig, StackConfig, TierConfig
+from tierkv.config.schema import StackConfig
+from tierkv.config.tier_schema import CodecConfig, TierConfig
 from tierkv.config.units import SIZE_ALLOWED, format_size, parse_size
 
 _HEAD = f"""\

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.config.options import ConfigurablePlugin, make_options
 from tierkv.config.problems import Problem, raise_problems
-from tierkv.config.schema import StackConfig, TierConfig
+from tierkv.config.schema import StackConfig
+from tierkv.config.tier_schema import TierConfig
 from tierkv.errors import PluginError
 from tierkv.plugins.origins import Registered
 from tierkv.plugins.registry import PluginRegistry

@@ -1,27 +1,33 @@
 """Schema of a stack description, as frozen values. Field descriptions become docs/reference/configuration.md.
 
 A model checks each table by itself. :func:`tierkv.config.resolving.resolve` checks the names of backends, codecs and
-policies, and the options of backends, against the installed plugins.
+policies, and the options of backends, against the installed plugins. The table of a tier, which is the longest, is in
+:mod:`~tierkv.config.tier_schema`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from tierkv.config.values import Count, Name, PositiveSeconds, Seconds, Size, Threads, TierName, default_tier_name
+from tierkv.config.tier_schema import TierConfig
+from tierkv.config.values import (
+    Count,
+    Name,
+    PositiveSeconds,
+    Seconds,
+    Size,
+    Table,
+    TenantQuota,
+    TenantQuotas,
+    Threads,
+)
 
 
-class _Model(BaseModel):
-    """Strict model: a number in quotes, true in place of 1, or an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class NamespaceConfig(_Model):
+class NamespaceConfig(Table):
     """Facts that make KV bytes interchangeable, beside those of the engine (dtype, layout, block sizes, rank)."""
 
     model: Name | None = Field(
@@ -38,7 +44,7 @@ class NamespaceConfig(_Model):
     )
 
 
-class ChunkConfig(_Model):
+class ChunkConfig(Table):
     """Size of the unit in which a sequence is stored and loaded. Give `blocks` or `tokens`, not both."""
 
     blocks: Count | None = Field(
@@ -66,7 +72,7 @@ class ChunkConfig(_Model):
         return {**data, "blocks": 1} if blocks is None and tokens is None else data
 
 
-class TenantsConfig(_Model):
+class TenantsConfig(Table):
     """Tenants, identified by the `cache_salt` of their requests. Quotas are set per tier."""
 
     tracked_max: Count = Field(
@@ -76,20 +82,7 @@ class TenantsConfig(_Model):
     )
 
 
-TenantQuota = Annotated[
-    Size | None,
-    Field(
-        description="Bytes that each tenant may fill. Beyond it, the tenant's own chunks are evicted, also where "
-        "the tier has room. Default: no limit but the capacity.",
-    ),
-]
-TenantQuotas = Annotated[
-    Mapping[str, Size],
-    Field(description='Bytes that single tenants may fill instead, by `cache_salt`; `""` for requests without a salt.'),
-]
-
-
-class HostConfig(_Model):
+class HostConfig(Table):
     """The host tier: pinned CPU memory, the only tier that GPU copies use."""
 
     capacity: Size = Field(description="Memory for chunks, allocated at start.")
@@ -116,150 +109,7 @@ class HostConfig(_Model):
     )
 
 
-class CodecConfig(_Model):
-    """A codec: its name, or a table with its name and options."""
-
-    ALLOWED: ClassVar[str] = 'the name of a codec in quotes, or a table such as { name = "zstd", level = 3 }'
-
-    name: Name = Field(description="Name of the codec; `tierkv plugins` lists the installed ones.")
-    options: Mapping[str, Any] = Field(
-        default_factory=dict, description="All other keys of the table, checked by the codec's plugin."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sort_keys(cls, data: object) -> object:
-        """Convert a plain name to a table, and separate the codec's options from the other keys."""
-        if isinstance(data, str):
-            return {"name": data}
-        if not isinstance(data, Mapping):
-            return data
-        named = {"name": data["name"]} if "name" in data else {}
-        return named | {"options": {key: value for key, value in data.items() if key != "name"}}
-
-
-class TierConfig(_Model):
-    """One tier below the host tier. Keys that are not listed here are options of its backend."""
-
-    name: TierName = Field(description="Name in messages, metrics and events. Must be unique.")
-    backend: Name = Field(description="Name of the backend; `tierkv plugins` lists the installed ones.")
-    capacity: Size | None = Field(
-        default=None,
-        description="Largest sum of frames in bytes, enforced by eviction. Required for backends that are bounded and "
-        "not shared; refused for shared ones.",
-    )
-    write: Literal["through", "on_reuse", "back", "read_only"] = Field(
-        default="through",
-        description="Time at which chunks are written to the tier. `through`: as soon as the host tier has them. "
-        "`on_reuse`: when they are requested again. `back`: before the host tier evicts them. `read_only`: never.",
-    )
-    seen_keys_max: Count = Field(
-        default=1_000_000,
-        description="Largest number of chunks remembered as seen once, for `on_reuse`. They are remembered beyond "
-        "their eviction from the host tier; 8 bytes each.",
-    )
-    codec: CodecConfig = Field(
-        default=CodecConfig(name="none"),
-        description='Stored form of payloads: a name, or `{ name = "zstd", level = 3 }` with options. Chunks '
-        "written with another codec stay readable.",
-    )
-    lossy: bool = Field(
-        default=False,
-        description="Whether chunks read from this tier may be approximations. If not, lossy codecs are refused, and "
-        "chunks written with them are misses.",
-    )
-    accept_clear: bool = Field(
-        default=False,
-        description="Whether an encrypted tier reads frames in the clear, which a user who may write to its storage "
-        "can forge. If not, they are misses and deleted. Set it while a tier is moved to encryption.",
-    )
-    own_buffers: bool | None = Field(
-        default=None,
-        description="Whether frames are read into buffers of their own and copied to the host tier, so that a backend "
-        "that writes after its call returned changes no chunk. Default: unless the backend declares "
-        "`reads_end_with_call`.",
-    )
-    policy: Name = Field(default="lru", description="Eviction policy.")
-    tenant_quota: TenantQuota = None
-    tenant_quotas: TenantQuotas = Field(default_factory=dict)
-    io_threads: Threads | None = Field(
-        default=None,
-        description="Largest number of concurrent calls to the backend. Default: the backend's preferred concurrency, "
-        "which is also the limit.",
-    )
-    required: bool = Field(
-        default=False,
-        description="Whether the stack refuses to open without this tier. If not, a tier that cannot be opened is left "
-        "out, logged as an error, and tried again until it opens. A place that holds other data (another program, "
-        "format or namespace) is always refused.",
-    )
-    open_deadline_s: PositiveSeconds = Field(
-        default=60.0,
-        description="Seconds that the stack waits for the backend when it opens. All tiers are opened side by side. "
-        "After that the tier cannot be opened: see `required`. Rebuilding the lost index of a large tier takes long; "
-        "the time for listing its chunks is not included.",
-    )
-    probe_deadline_s: PositiveSeconds = Field(
-        default=2.0, description="Seconds for one probe of a batch. After that chunks without an answer are misses."
-    )
-    read_deadline_s: PositiveSeconds = Field(
-        default=10.0, description="Seconds for one read of a batch. After that the chunks are misses."
-    )
-    write_deadline_s: PositiveSeconds = Field(
-        default=30.0, description="Seconds for one write of a batch. After that the write has failed."
-    )
-    queue_bytes_max: Size = Field(
-        default=256 * 1024**2,
-        description="Largest number of bytes in host slots that are queued for writing to this tier. Further chunks "
-        "are not written, and are counted.",
-    )
-    queue_ops_max: Count = Field(
-        default=4096, description="Largest number of operations queued for this tier. Further ones are refused."
-    )
-    retries: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=2, description="Retries of an operation that failed with a retryable error, within its deadline."
-    )
-    breaker_failures: Count = Field(
-        default=5,
-        description="Consecutive failures that open the circuit breaker: the tier's chunks are misses and writes are "
-        "dropped.",
-    )
-    breaker_cooldown_s: PositiveSeconds = Field(
-        default=5.0, description="Seconds before a tier with an open breaker is tried again."
-    )
-    probe_keys_max: Count = Field(
-        default=1024, description="Largest number of chunks per probe. A slow tier gets fewer."
-    )
-    presence_ttl_s: Seconds = Field(
-        default=30.0, description="Seconds for which a shared tier's answer that it has a chunk is cached."
-    )
-    absence_ttl_s: Seconds = Field(
-        default=1.0, description="Seconds for which a shared tier's answer that it lacks a chunk is cached."
-    )
-    presence_keys_max: Count = Field(
-        default=1_000_000, description="Largest number of cached answers of a shared tier at the begin of a step."
-    )
-    options: Mapping[str, Any] = Field(
-        default_factory=dict, description="All other keys of the table, checked by the backend's plugin."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sort_keys(cls, data: object) -> object:
-        """Separate the backend's options from the other keys, and derive the tier's name where it has none."""
-        if not isinstance(data, Mapping):
-            return data
-        common = {key: value for key, value in data.items() if key in TIER_KEYS}
-        common["options"] = {key: value for key, value in data.items() if key not in TIER_KEYS}
-        common.setdefault("name", default_tier_name(common.get("backend")))
-        return common
-
-
-TIER_KEYS = frozenset(TierConfig.model_fields) - {"options"}
-"""Keys of every tier's table. No backend may have an option of the same name."""
-
-
-class LookupConfig(_Model):
+class LookupConfig(Table):
     """Bounds of lookups, which determine the part of a prompt that can be loaded."""
 
     deadline_s: PositiveSeconds = Field(
@@ -282,7 +132,7 @@ class LookupConfig(_Model):
     )
 
 
-class StepConfig(_Model):
+class StepConfig(Table):
     """Work that the stack does on the engine's thread in one engine step."""
 
     keys_max: Annotated[int, Field(ge=64, le=2**31 - 1)] = Field(
@@ -297,7 +147,7 @@ class StepConfig(_Model):
     )
 
 
-class StoreConfig(_Model):
+class StoreConfig(Table):
     """Selection, time and rate of stores."""
 
     plan: Literal["immediate", "eager", "lazy"] = Field(
@@ -320,7 +170,7 @@ class StoreConfig(_Model):
     prompt_only: bool = Field(default=False, description="Store chunks of prompts only, not of generated tokens.")
 
 
-class EventsConfig(_Model):
+class EventsConfig(Table):
     """Events about stored and removed chunks, for the engine."""
 
     enabled: bool = Field(
@@ -342,7 +192,7 @@ class EventsConfig(_Model):
     )
 
 
-class RecordConfig(_Model):
+class RecordConfig(Table):
     """Record of the stack's decisions, for `tierkv explain`, and spans. Off, without cost, unless they are given."""
 
     path: Name | None = Field(
@@ -362,7 +212,7 @@ class RecordConfig(_Model):
     )
 
 
-class LogConfig(_Model):
+class LogConfig(Table):
     """Log lines of the stack, at the logger `tierkv.stack`."""
 
     interval_s: Seconds = Field(
@@ -372,7 +222,7 @@ class LogConfig(_Model):
     )
 
 
-class StackConfig(_Model):
+class StackConfig(Table):
     """A whole stack."""
 
     version: Literal[1] = Field(default=1, description="Version of this format.")

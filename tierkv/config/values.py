@@ -1,11 +1,12 @@
-"""Kinds of values in a stack description: sizes, counts, times, names."""
+"""Kinds of values in a stack description: tables, sizes, counts, times, names, quotas."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tierkv.config.units import parse_size
 
@@ -37,3 +38,21 @@ PositiveSeconds = Annotated[float, Field(gt=0, le=_DAY_S)]
 Seconds = Annotated[float, Field(ge=0, le=_DAY_S)]
 TierName = Annotated[str, AfterValidator(_check_tier_name)]
 Name = Annotated[str, Field(min_length=1)]
+
+TenantQuota = Annotated[
+    Size | None,
+    Field(
+        description="Bytes that each tenant may fill. Beyond it, the tenant's own chunks are evicted, also where "
+        "the tier has room. Default: no limit but the capacity.",
+    ),
+]
+TenantQuotas = Annotated[
+    Mapping[str, Size],
+    Field(description='Bytes that single tenants may fill instead, by `cache_salt`; `""` for requests without a salt.'),
+]
+
+
+class Table(BaseModel):
+    """Strict model: a number in quotes, true in place of 1, or an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -11,7 +11,8 @@ from collections import Counter
 import numpy as np
 
 from tierkv.config.resolving import ResolvedStack
-from tierkv.config.schema import HostConfig, TierConfig
+from tierkv.config.schema import HostConfig
+from tierkv.config.tier_schema import TierConfig
 from tierkv.errors import ConfigError
 from tierkv.frames.frame import frame_bytes
 from tierkv.manager.contract import HOST

@@ -24,7 +24,8 @@ from tierkv.abc import (
 from tierkv.abc.logs import lines_of_tier
 from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
-from tierkv.config.schema import HostConfig, TierConfig
+from tierkv.config.schema import HostConfig
+from tierkv.config.tier_schema import TierConfig
 from tierkv.dispatch.runtime import Runtime
 from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
