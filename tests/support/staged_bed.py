@@ -32,11 +32,12 @@ class StagedBed:
     Args:
         core: with a tier or several that complete only what the test lets them.
         deadline_s: of lookups.
+        waits_whole: whether the engine uses no part of a prefix that it waits for.
     """
 
-    def __init__(self, core: Core, deadline_s: float = 5.0) -> None:
+    def __init__(self, core: Core, deadline_s: float = 5.0, *, waits_whole: bool = True) -> None:
         self.core = core
-        self.lookups = StagedLookups(core.manager, core.geometry, deadline_s, core.counters)
+        self.lookups = StagedLookups(core.manager, core.geometry, deadline_s, core.counters, waits_whole=waits_whole)
         self.now = 0.0
         self.asked: Counter[Key] = Counter()
         self.begin()

@@ -114,11 +114,12 @@ def open_stack(
     return stack
 
 
-def open_staged_stack(
+def open_staged_stack(  # noqa: PLR0913 - as open_stack, and what the engine does with answers
     config: StackConfig | Mapping[str, Any] | str | Path,
     engine: EngineSpec,
     *,
     group_ids: Sequence[int] | None = None,
+    waits_whole: bool = False,
     plugins: PluginRegistry | None = None,
     runtime: Runtime | None = None,
 ) -> StagedStack:
@@ -131,6 +132,8 @@ def open_staged_stack(
         engine: the engine's shape. Its workers count as other processes in any case. Its capabilities for loads have no
             effect: a staged load does not fail.
         group_ids: the number at the end of the keys of each group; 0, 1, 2, ... if left out.
+        waits_whole: whether the engine stops at the first MISS, and uses no HIT while another answer is PENDING. A
+            prompt that waits for its chunks is then asked about by two of them in a step, and not by all.
         plugins: as for :func:`open_stack`.
         runtime: as for :func:`open_stack`.
 
@@ -159,7 +162,9 @@ def open_staged_stack(
         undo.callback(flags.close)
         stack = StagedStack(
             wiring,
-            lookups=StagedLookups(manager, plan.geometry, plan.config.lookup.deadline_s, plan.counters),
+            lookups=StagedLookups(
+                manager, plan.geometry, plan.config.lookup.deadline_s, plan.counters, waits_whole=waits_whole
+            ),
             jobs=StagedJobs(flags),
             flags=flags,
             seals=StagedSeals(opened.arena, plan.sealer, plan.geometry),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
 from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.base import (
@@ -218,11 +219,27 @@ def test_vllm_hears_where_hits_came_from(sides: Sides) -> None:
     assert answers == [LookupResult.HIT_PENDING] * 2
     while answers != [LookupResult.HIT] * 2:
         answers = sides.ask(context, keys(2))
-        assert LookupResult.MISS not in answers
+        # Behind a chunk that is waited for, vLLM needs no answer: see the next test.
+        assert answers[0] is not LookupResult.MISS
     spec = sides.manager.prepare_load(keys(2), context)
     assert {sides.manager.get_load_source(key, context) for key in keys(2)} == {CacheHitSource.DISK}
     sides.run(spec, [5, 6], is_store=False)
     sides.manager.complete_load(set(keys(2)), context)
+
+
+def test_vllm_waits_for_a_prefix_as_a_whole() -> None:
+    """The stack opens with ``waits_whole``: PENDING, then MISS must defer the request, and end the questions."""
+    asked: list[Any] = []
+
+    def answer(key: Any, _context: object) -> LookupResult:
+        asked.append(key)
+        return LookupResult.HIT_PENDING if len(asked) == 1 else LookupResult.MISS
+
+    tracker = SimpleNamespace(record_lookup=lambda *_: None)  # 0.33 tells it of waiting chunks, too
+    scheduler = SimpleNamespace(manager=SimpleNamespace(lookup=answer), _events_tracker=tracker)
+    found = OffloadingConnectorScheduler._maximal_prefix_lookup(scheduler, keys(5), None, None, None, 0)
+    assert found is None
+    assert asked == keys(2)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,23 @@ def test_a_waiting_prompt_is_asked_about_once() -> None:
     assert it.held == 0
 
 
+def test_an_engine_that_uses_a_part_sees_what_is_readable() -> None:
+    """SGLang loads what is staged when its own time is over: a tier that hangs in the middle costs the rest alone."""
+    it = StagedBed(make_core(slots=64, tiers=[disk(write="read_only")]), waits_whole=False)
+    keys = prefix(40)
+    it.core.keep_below(keys)
+    it.add("a")
+    assert it.ask("a", keys) is None
+    it.end()
+    first, *hanging = it.core.manager.take_ops()
+    assert hanging
+    it.core.finish(first)
+    it.begin(0.01)
+    answers = [it.look("a", key, number) for number, key in enumerate(keys)]
+    assert answers == [HIT] * len(first.keys) + [PENDING] * (40 - len(first.keys))
+    it.end()
+
+
 def test_a_waiting_prompt_that_loses_a_chunk_is_asked_about_anew() -> None:
     """The read of a chunk fails while the engine waits: the next questions find out where the prefix ends now."""
     it, keys = waiting(6)

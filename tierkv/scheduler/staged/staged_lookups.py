@@ -41,24 +41,34 @@ def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
 class StagedLookups:
     """Open lookups of all requests. Sans-IO; O(1) per question, a dict probe if it was asked in this step.
 
-    An engine that goes forwards through its only group stops at the first MISS, and waits if any answer before it was
-    PENDING. While the passage of a request is on its way, two answers are enough: PENDING, then MISS. So a long prompt
-    is not asked about chunk by chunk in each step of its waiting.
+    An engine that *waits whole* stops at the first MISS, and uses no HIT before it while an answer is PENDING. If it
+    goes forwards through its only group, two answers are enough while the request's chunks are read: PENDING, then
+    MISS. So a long prompt is not asked about chunk by chunk in each step of its waiting.
 
     Args:
         manager: answers existence, holds and gathers.
         geometry: sizes of groups and chunks.
         deadline_s: seconds without progress after which a lookup is late, and answered with the readable chunks.
         counters: for metrics.
+        waits_whole: whether the engine waits whole.
     """
 
-    def __init__(self, manager: OffloadManager, geometry: Geometry, deadline_s: float, counters: CoreCounters) -> None:
+    def __init__(
+        self,
+        manager: OffloadManager,
+        geometry: Geometry,
+        deadline_s: float,
+        counters: CoreCounters,
+        *,
+        waits_whole: bool = False,
+    ) -> None:
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
         self._budgets = group_budgets(geometry, manager.passages.hold_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
-        self._is_one_prefix = len(geometry.groups) == 1 and geometry.groups[0].window_chunks is None
+        is_one_prefix = len(geometry.groups) == 1 and geometry.groups[0].window_chunks is None
+        self._answers_shortly = waits_whole and is_one_prefix
         self._requests: dict[str, StagedRequest] = {}
         self._asked_in_step: dict[str, StagedRequest] = {}  # in the order of the engine's queue
         # Requests for which chunks may be held, longest unasked first.
@@ -243,7 +253,7 @@ class StagedLookups:
             self._counters.deadlines_expired += 1
         if request.asked_tier_s is not None and self._manager.step.probed_s >= request.asked_tier_s:
             self._note_tier_answered(request)
-        request.waits = self._is_one_prefix and request.still_waits(first)
+        request.waits = self._answers_shortly and request.still_waits(first)
         if request.waits:
             return
         ready = set() if request.passage is None else request.passage.granted_ready()

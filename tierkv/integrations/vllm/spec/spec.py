@@ -104,7 +104,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             if any(states):
                 check_sizes(set(self.tokens_per_block), self.tokens_per_hash)
             engine = offloading_engine(self.config, device_words(), states)
-            stack = open_staged_stack(config, engine, group_ids=ids, plugins=registry)
+            stack = open_staged_stack(config, engine, group_ids=ids, waits_whole=True, plugins=registry)
             events = OffloadingEvents(places) if enabled else None
             manager = TierKVManager(stack, places, events, self._options.reset_scope)
             self._manager = ContainedManager(manager, contains=contains_errors())
