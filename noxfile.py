@@ -27,6 +27,7 @@ from sessions.installing import (
     install,
     local,
     put_real_pythons_first,
+    versions_file,
 )
 
 nox.needs_version = ">=2025.5.1"
@@ -305,18 +306,17 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Sdist and wheel of every distribution into dist/, checked, then installed and asked for their plugins."""
+    """Sdist and wheel of every distribution into dist/, checked, each installed into an empty environment and used."""
     install(session, *GROUPS["build"])
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for folder in (ROOT, *PLUGINS):
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), str(folder), silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
-    wheels = sorted(map(str, dist.glob("*.whl")))
-    session.run("python", "-I", "tests/support/wheel_files.py", *wheels)
-    session.install("--force-reinstall", "--no-deps", *wheels)
-    session.install(*wheels)
-    session.run("tierkv", "plugins")
+    session.run("python", "-I", "tests/support/wheel_files.py", *map(str, sorted(dist.glob("*.whl"))))
+    versions = ["--constraints", str(versions_file(session)), "--lock", str(ROOT / LOCK)]
+    session.chdir("tests")
+    session.run("python", "-m", "packages", str(dist), *versions)
 
 
 @nox.session
@@ -331,9 +331,10 @@ def lock(session: nox.Session) -> None:
     """Rewrite requirements.lock: newer versions, with their hashes (-- UV PIP COMPILE ARGUMENTS)."""
     session.install("uv>=0.9")
     # The constraints have torch: its builds for CPU and GPU come from two indexes. In an index, others have our names.
+    # No session installs the extra for vLLM, which pins a torch of its own.
     place = Path(session.virtualenv.location)
     excludes, torch_needs = place / "excludes.txt", place / "torch-needs.txt"
-    excludes.write_text("\n".join(["torch", "tierkv", *(path.name for path in PLUGINS)]), encoding="utf-8")
+    excludes.write_text("\n".join(["torch", "vllm", "tierkv", *(path.name for path in PLUGINS)]), encoding="utf-8")
     torch_needs.write_text("\n".join((*TORCH_NEEDS, f"nox{nox.needs_version}")), encoding="utf-8")
     wanted = [str(torch_needs), "pyproject.toml", *(str(path.relative_to(ROOT) / "pyproject.toml") for path in PLUGINS)]
     groups = [option for group in GROUPS for option in ("--group", f"pyproject.toml:{group}")]

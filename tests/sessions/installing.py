@@ -39,12 +39,17 @@ def install(session: nox.Session, *wanted: str) -> None:
     """
     place = Path(session.virtualenv.location)
     text = (ROOT / LOCK).read_text(encoding="utf-8")
-    versions, report = place / "versions.txt", place / "installed.json"
+    versions, report = versions_file(session), place / "installed.json"
     versions.write_text("\n".join(re.findall(r"^(\w[^\\\n]*)", text, flags=re.MULTILINE)), encoding="utf-8")
     report.unlink(missing_ok=True)
     session.install(*CONSTRAINTS, "-c", str(versions), "--report", str(report), *wanted)
     if report.is_file():  # with nox's --no-install there is none
         session.run("python", "-I", "tests/support/locked_files.py", LOCK, str(report), silent=True)
+
+
+def versions_file(session: nox.Session) -> Path:
+    """Exact versions of the lock, as constraints for pip; :func:`install` writes it."""
+    return Path(session.virtualenv.location) / "versions.txt"
 
 
 def everything(*extras: str) -> list[str]:
