@@ -16,7 +16,6 @@ page's folder under that name, so that the program finds it. A block that cannot
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import os
@@ -32,6 +31,7 @@ import click
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from session_names import nox_sessions
 
 from tierkv.cli.main import cli
 from tierkv.config import load_config, resolve
@@ -213,13 +213,6 @@ def check_tierkv_command(words: list[str]) -> None:
     known.update(cli.context_settings["help_option_names"])
     strange = {word.partition("=")[0] for word in words if word.startswith("-")} - known
     assert not strange, f"{name} knows {sorted(known)}, not {strange}"
-
-
-def nox_sessions() -> set[str]:
-    """Names of the sessions in noxfile.py, without running it."""
-    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    return {function.name.rstrip("_").replace("_", "-") for function in functions}
 
 
 def is_directive(block: Block) -> bool:
