@@ -70,7 +70,7 @@ class OffloadManager:
         self._freeing = self.budget.share()
         self._touches = Touches(host, self.tiers, self.present_prefix, self.budget.share())
         self._tier_io = TierIO(self.step, host, self.tiers, group_bytes, self._events, counters)
-        self.retention = self._tier_io.retention
+        self.retention, self.forgetting = self._tier_io.retention, self._tier_io.forgetting
         self._admissions = self._tier_io.admissions
         self._in_flight = self._tier_io.in_flight
         self._request_feed = RequestFeed(self.policies, counters)
@@ -127,7 +127,7 @@ class OffloadManager:
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """Number of leading ``keys[start:stop]`` that are readable in the host tier and allowed by the hints."""
         count = len(self._host.slots.ready_prefix(tuple(keys[start:stop])))
-        if ctx is not None and (ctx.hints.load_tiers is not None or self.retention.lifetimes):
+        if ctx is not None and (ctx.hints.load_tiers is not None or self.retention.has_lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start

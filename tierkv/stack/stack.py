@@ -10,7 +10,6 @@ from typing import Self
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
-from tierkv.manager.moves.forgetting import Forgetting
 from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.requests.record import keys_of
 from tierkv.scheduler.scheduler import OffloadScheduler
@@ -95,7 +94,7 @@ class Stack:
         self._rank_reports = rank_reports
         self._counters = wiring.counters
         self._watch = core.watch
-        self._forgetting = Forgetting(wiring.manager.tiers, wiring.manager.retention, wiring.manager.step)
+        self._forgetting = wiring.manager.forgetting
         self._stats = stats
         self._journal = journal
         self._is_recorded = journal.is_kept

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.lower.row_table import DELETING
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.retention import Retention
+from tierkv.manager.step_budget import BudgetShare
 from tierkv.manager.step_state import StepState
 from tierkv.types.keys import Key
 
@@ -18,13 +18,19 @@ class Forgetting:
     An expired chunk counts as absent, and is deleted in every tier where nothing uses it
     (:class:`~tierkv.manager.moves.retention.Retention`). A shared tier has no index that names its chunks, so it is
     asked to delete each of them.
+
+    Args:
+        tiers: the tiers below.
+        retention: lets the chunks expire.
+        step: the current step.
+        share: key operations of the step.
     """
 
-    def __init__(self, tiers: TierList, retention: Retention, step: StepState) -> None:
+    def __init__(self, tiers: TierList, retention: Retention, step: StepState, share: BudgetShare) -> None:
         self._tiers = tiers
         self._retention = retention
         self._step = step
-        self._wanted: set[Key] = set()
+        self._share = share
 
     def forget(self, keys: Sequence[Key]) -> None:
         """Make chunks absent now. Storing one of them again ends that.
@@ -38,21 +44,25 @@ class Forgetting:
                     f"tier {tier.name!r} is read-only, so its chunks cannot be removed by this stack. Remove them "
                     "where they are written, or change namespace.epoch"
                 )
-        self._retention.end_now(keys, self._step.now)
-        for tier in self._tiers.in_service:
-            if not tier.capabilities.authoritative_index:
-                for key in keys:
-                    tier.residency.schedule_delete(key)
-        self._wanted.update(keys)
+        self._retention.end_now(keys)
         self._step.version += 1
+
+    def begin_some(self, remove: Callable[[Key], bool], per_key: int) -> None:
+        """Delete some of these chunks, as many as the budget allows, and one in any case.
+
+        remove: deletes an expired chunk where this stack knows that it is. Returns whether it is gone from every tier.
+        per_key: key operations that this costs.
+        """
+        shared = [tier for tier in self._tiers.in_service if not tier.capabilities.authoritative_index]
+
+        def delete(key: Key) -> bool:
+            for tier in shared:
+                tier.residency.schedule_delete(key)
+            return remove(key)
+
+        self._share.take(per_key * self._retention.begin_ends(max(1, self._share.left // per_key), delete))
 
     @property
     def num_pending(self) -> int:
         """Number of these chunks that a tier may still hold."""
-        lifetimes, tiers = self._retention.lifetimes, self._tiers.in_service
-        self._wanted = {
-            key
-            for key in self._wanted
-            if key in lifetimes or any(tier.residency.rows.flags_of(key) & DELETING for tier in tiers)
-        }
-        return len(self._wanted)
+        return self._retention.num_ended

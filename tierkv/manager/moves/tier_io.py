@@ -16,15 +16,18 @@ from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.dirty_pins import DirtyPins
+from tierkv.manager.moves.forgetting import Forgetting
 from tierkv.manager.moves.in_flight import InFlightOps
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.retention import Retention
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.manager.moves.write_through import Cascades
+from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.geometry import cdiv
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -38,6 +41,9 @@ SLOTS_PER_WAITING = 32
 
 WAITING_WRITES_MAX = 64
 """Chunks that may wait for a tier while a few steps pass; where more do, the tier gets some in each step."""
+
+TIERS_PER_FIND = 16
+"""Rows of a chunk in other tiers that are passed over at the cost of one key operation."""
 
 _T = TypeVar("_T")
 
@@ -78,6 +84,7 @@ class TierIO:
         self.in_flight = InFlightOps(step, host, tiers, self.speeds, self.cascades, self._demotions, self._room, events)
         self._promotions: dict[int, list[int]] = {}
         self._swept = step.budget.share()
+        self.forgetting = Forgetting(tiers, self.retention, step, self._swept)
         self._deleted = step.budget.share()
         # A completion is applied whole, so an instruction has a part of a step's keys.
         self._frame_bytes = self._sizes.frame_bound_max
@@ -163,8 +170,13 @@ class TierIO:
         """Delete some chunks that have expired, or whose tenant is over its quota, where nothing uses them."""
         self._demotions.evict_over_quota(self._step.now)
         self._room.trim()
-        if self.retention.lifetimes:
-            self._swept.take(self.retention.sweep(self._step.now, self._swept.own_left, self._remove_expired))
+        if self.retention.has_lifetimes:
+            # Where many tiers have a chunk, its row in one is found past those in all others.
+            per_key = 1 + len(self._tiers) * (1 + len(self._tiers) // TIERS_PER_FIND)
+            self.forgetting.begin_some(self._remove_expired, per_key)
+            per_key = cdiv(per_key, KEYS_PER_LOOK)  # most have not expired, or are not gone yet
+            keys_max = max(1, self._swept.own_left // per_key)
+            self._swept.take(per_key * self.retention.sweep(self._step.now, keys_max, self._remove_expired))
 
     def _remove_expired(self, key: Key) -> bool:
         """Remove an expired chunk from every tier where it is idle. Returns whether it is gone from all."""
@@ -176,7 +188,7 @@ class TierIO:
             self._events.add(CacheEventKind.REMOVED, HOST, key)
         gone = True
         for tier in self._tiers:
-            if tier.residency.rows.has_bytes_of(key):
+            if tier.residency.rows.flags_of(key):
                 gone = False
                 if tier.may_delete(key, self._step.now):
                     tier.residency.schedule_delete(key)
@@ -268,7 +280,7 @@ class TierIO:
         """Whether nothing is due: the answer in most steps, so it costs a few calls."""
         if self._promotions or self._host.has_quotas or self.cascades.has_ready:
             return False
-        if self.retention.has_ever_expiring and self.retention.lifetimes:
+        if self.retention.has_ever_expiring and self.retention.has_lifetimes:
             return False
         for tier in self._tiers.with_detached:
             if not tier.is_idle():

@@ -71,7 +71,7 @@ class WriteMask:
         """Those of ``chunks``, each a slot and its key, that may be written to a tier."""
         if self.any:
             chunks = [chunk for chunk in chunks if self._allows(chunk[0], tier)]
-        if self.retention.lifetimes:
+        if self.retention.has_lifetimes:
             # Other processes that read a shared tier do not know when a chunk expires.
             has_ttl = (
                 self.retention.has_ttl if tier.capabilities.shared else partial(self.retention.is_expired, now=now)
