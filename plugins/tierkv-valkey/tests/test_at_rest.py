@@ -150,12 +150,25 @@ def test_an_evicted_description_is_reported_and_comes_back(server: ValkeyServer)
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"namespace": {"model": 3}}'])
 def test_a_damaged_description_is_an_error_of_its_namespace(server: ValkeyServer, content: bytes) -> None:
     """Other namespaces are listed."""
-    with opened(server.url):
+    with opened(server.url) as tier:
+        tier.put(frames(1))
         server.ask("SET", f"tierkv:namespace:{'0' * 32}", content)
         first, second = namespaces(server.url)
     assert isinstance(first, BackendError)
     assert "is damaged" in str(first)
     assert second == StoredNamespace(context().namespace)
+
+
+def test_a_tier_that_only_reads_leaves_no_trace(server: ValkeyServer) -> None:
+    """A stack with `write = "read_only"` opens the tier as any other does: only a write may describe the namespace."""
+    with opened(server.url) as tier:
+        stored = frames(3)
+        assert tier.read(list(stored)) == [None] * 3
+        assert tier.contains(list(stored)) == [False] * 3
+    assert server.ask("KEYS", "*") == []
+    with opened(server.url) as tier:
+        tier.put(stored)
+    assert server.ask("EXISTS", DESCRIPTION) == 1
 
 
 def test_tools_that_read_leave_no_trace(server: ValkeyServer) -> None:

@@ -117,7 +117,8 @@ class AtRestTests(KitBase):
         at_rest = self._at_rest()
         self._stored_chunks(place)
         other = self.context("another-model").namespace
-        with Store(self._tool_place(place), other, writes=True):
+        with Store(self._tool_place(place), other, writes=True) as store:
+            self._store_frames(store, {chunk_keys()[0]: self._sealed_for(chunk_keys()[0], 0, other)})
             listed = list(at_rest.namespaces(self.make_options(place)))
         found = {each.namespace for each in listed if isinstance(each, StoredNamespace)}
         assert found == {self._kit_namespace, other}, listed
@@ -129,8 +130,8 @@ class AtRestTests(KitBase):
             self.not_applicable("at_rest has no remove_namespace")
         self._stored_chunks(place)
         other = self.context("another-model").namespace
-        with Store(self._tool_place(place), other, writes=True):
-            pass
+        with Store(self._tool_place(place), other, writes=True) as store:
+            self._store_frames(store, {chunk_keys()[0]: self._sealed_for(chunk_keys()[0], 0, other)})
         remove(self.make_options(place), other)
         listed = list(self._at_rest().namespaces(self.make_options(place)))
         assert [each.namespace for each in listed if isinstance(each, StoredNamespace)] == [self._kit_namespace]
@@ -214,14 +215,14 @@ class AtRestTests(KitBase):
         assert store.write(requests) == [None] * len(frames)
 
     def _sealed(self, number: int) -> bytes:
-        return self._sealed_for(chunk_keys()[number], number)
+        return self._sealed_for(chunk_keys()[number], number, self._kit_namespace)
 
-    def _sealed_for(self, key: Key, number: int) -> bytes:
+    def _sealed_for(self, key: Key, number: int, namespace: Namespace) -> bytes:
         """Return a sealed frame, as a tier would write it."""
-        size = self._kit_namespace.payload_bytes_max
+        size = namespace.payload_bytes_max
         slot = aligned_buffer(self._sealed_bytes)
         slot[HEADER_BYTES : HEADER_BYTES + size] = bytes([number + 1]) * size
-        FrameSealer(self._kit_namespace.fingerprint()).seal(slot, key, size)
+        FrameSealer(namespace.fingerprint()).seal(slot, key, size)
         return bytes(slot)
 
 

@@ -17,14 +17,12 @@ PROBE = b"tierkv:probe"
 
 
 def open_backend(context: BackendContext, options: ValkeyOptions) -> ValkeyBackend:
-    """Connect, look for a name, as every lookup does, and store the description of the namespace.
+    """Connect, and look for a name, as every lookup does. The first write stores the description of the namespace.
 
     Raises:
         TierKVError: as :func:`open_undescribed`.
     """
-    backend = open_undescribed(context, options, Description.of(options.prefix, context.namespace))
-    backend.describe()
-    return backend
+    return open_undescribed(context, options, Description.of(options.prefix, context.namespace))
 
 
 def open_undescribed(
