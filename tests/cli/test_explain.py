@@ -59,6 +59,75 @@ def test_a_request_is_told_from_its_question_to_its_answer(tierkv: Run, record: 
     assert f"16 tokens, its DEADLINE has passed, and this is what was ready; missing: {B}" in lines[4]
 
 
+def states(name: str, *changes: tuple[float, str, str]) -> list[dict[str, Any]]:
+    """Changes of a request's state: time, before, after; then its end."""
+    rows: list[dict[str, Any]] = [
+        {"is": "request", "step": 1, "t": at, "r": name, "event": "e", "before": before, "after": after}
+        for at, before, after in changes
+    ]
+    account = {"loaded_tokens": {"disk": 32}, "stored_tokens": 0}
+    return [*rows, {"is": "finished", "step": 9, "t": changes[-1][0], "r": name, "account": account}]
+
+
+@pytest.fixture
+def waits(tmp_path: Path) -> Path:
+    """Two requests of a server, with the ids that it makes of its clients'; then another process."""
+    opened = {**entries()[0], "opened": "2026-11-24T20:00:00Z"}
+    slow = states("cmpl-a-0-1f", (1.0, "idle", "gathering"), (3.0, "gathering", "loading"), (3.5, "loading", "running"),
+                  (9.5, "running", "finished"))  # fmt: skip
+    quick = states("cmpl-b-0-2f", (4.0, "idle", "running"), (9.0, "running", "finished"))
+    killed = states("cmpl-c-0-3f", (7.0, "idle", "asking"), (7.25, "asking", "running"))[:-1]
+    path = tmp_path / "waits.jsonl"
+    rows = [
+        opened,
+        *slow,
+        *quick,
+        *killed,
+        {**opened, "opened": "unknown"},
+        *states("cmpl-d", (0.1, "idle", "running")),
+    ]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in rows), encoding="utf-8")
+    return path
+
+
+def test_the_time_of_a_request_is_divided(tierkv: Run, waits: Path) -> None:
+    """A user asks who made it wait: a tier, the copy, or the engine."""
+    said = tierkv("explain", "--record", waits, "--request", "cmpl-a-0-1f").stdout.splitlines()[-1]
+    assert said == (
+        "In all 8.500 s since its first question (at 2026-11-24T20:00:01.000Z): 6.000 s computing in the engine; "
+        "2.000 s reading chunks into host memory; 0.500 s copying to the GPU."
+    )
+
+
+def test_a_request_is_found_by_the_id_that_its_client_has(tierkv: Run, waits: Path) -> None:
+    """The engine's own id is in no answer of the server."""
+    said = tierkv("explain", "--record", waits, "--request", "cmpl-a", "--json")
+    assert {entry["r"] for entry in json.loads(said.stdout)["entries"] if "r" in entry} == {"cmpl-a-0-1f"}
+    two = waits.read_text(encoding="utf-8").replace("cmpl-b-0-2f", "cmpl-a-1-2f")  # two prompts in one call
+    waits.write_text(two, encoding="utf-8")
+    said = tierkv("explain", "--record", waits, "--request", "cmpl-a")
+    assert said.exit_code == 1
+    assert "Nearest: cmpl-a-0-1f, cmpl-a-1-2f" in said.output
+
+
+def test_the_slowest_requests_come_first(tierkv: Run, waits: Path) -> None:
+    """Slow is what waited before the engine computed; a killed process leaves its requests open."""
+    found = json.loads(tierkv("explain", "--record", waits, "--slowest", 3, "--json").stdout)["requests"]
+    assert [row["request"] for row in found][:2] == ["cmpl-a-0-1f", "cmpl-c-0-3f"]
+    assert [row["before_compute_s"] for row in found] == [2.5, 0.25, 0.0]
+    assert found[0]["loaded_tokens"] == {"disk": 32}
+    table = tierkv("explain", "--record", waits, "--slowest", 1).stdout
+    assert "cmpl-a-0-1f" in table
+    assert "2000.0" in table
+    assert "cmpl-c" not in table
+
+
+def test_a_process_that_does_not_say_when_it_began_has_no_clock(tierkv: Run, waits: Path) -> None:
+    """A date that is made up would be worse than none."""
+    found = json.loads(tierkv("explain", "--record", waits, "--slowest", 9, "--json").stdout)["requests"]
+    assert {row["request"]: row["first_question_at"] for row in found}["cmpl-d"] == ""
+
+
 def test_a_key_is_told_with_the_reason_of_its_loss(tierkv: Run, record: Path) -> None:
     """A chunk whose bytes failed on the way to the GPU was not evicted, and one that a reset took was neither."""
     said = tierkv("explain", "--record", record, "--key", "bb33")
@@ -96,6 +165,7 @@ def test_many_lines_are_cut_and_said(tierkv: Run, record: Path) -> None:
         (["--key", "aa11aa", "--lines", "1"], 0, ""),
         (["--key", "zz"], 2, "at least 4 hexadecimal digits"),
         (["--key", "aa11", "--last-failures"], 2, "give one of"),
+        (["--slowest", "3", "--follow"], 2, "leave out --follow"),
         ([], 2, "give one of"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tierkv.cli.output import print_json
+from tierkv.cli.output import print_json, print_table
 from tierkv.recording.entries import Entry, matches
 from tierkv.recording.reading import (
     EntryFilter,
@@ -24,6 +24,7 @@ from tierkv.recording.reading import (
     similar_names,
 )
 from tierkv.recording.rendering import entry_line, explain_losses
+from tierkv.recording.waits import STATES, RequestWaits, slowest, waits_of
 
 KEY_DIGITS_MIN = 4
 LINES = 200
@@ -40,7 +41,12 @@ ENTRIES_MAX = 100_000
     help="File that the stack's configuration names in `record.path`. It may be in use.",
 )
 @click.option("--key", help="A chunk: its key in hex, or as written in the record; the first digits are enough.")
-@click.option("--request", "request_id", help="A request, by its id in the engine.")
+@click.option(
+    "--request",
+    "request_id",
+    help="A request, by its id in the engine; or by that of its answer, which vLLM continues.",
+)
+@click.option("--slowest", "count", type=click.IntRange(min=1), help="The requests that waited longest for their load.")
 @click.option("--last-failures", is_flag=True, help="Recent failures: frames, reads, writes, copies, tiers.")
 @click.option(
     "--lines",
@@ -58,6 +64,7 @@ def explain(  # noqa: PLR0913 - one parameter per option
     path: Path,
     key: str | None,
     request_id: str | None,
+    count: int | None,
     last_failures: bool,
     lines: int,
     as_json: bool,
@@ -65,30 +72,49 @@ def explain(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Show the events of a chunk or a request: lookups, waits, the tiers that served it, and losses.
 
-    Needs a stack with a record: `path = "..."` in the section `[record]` of its configuration. Exit code 0: events were
-    shown; 1: the record has no such chunk or request; 2: wrong use, or no such record.
+    A request ends with a line that says where its time went. Needs a stack with a record: `path = "..."` in the section
+    `[record]` of its configuration. Exit code 0: events were shown; 1: the record has no such chunk or request; 2:
+    wrong use, or no such record.
 
     \b
     Examples:
+      tierkv explain --record run.jsonl --slowest 10
       tierkv explain --record run.jsonl --request chatcmpl-17
       tierkv explain --record run.jsonl --key 5bb0ec31 --json | jq .summary
       tierkv explain --record run.jsonl --last-failures --follow
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    if (key is not None) + (request_id is not None) + last_failures != 1:
-        raise click.UsageError("give one of --key, --request and --last-failures", ctx)
-    selection, is_selected = _selection(key, request_id)
+    if (key is not None) + (request_id is not None) + (count is not None) + last_failures != 1:
+        raise click.UsageError("give one of --key, --request, --slowest and --last-failures", ctx)
+    if count is not None:
+        if follows:
+            raise click.UsageError("--slowest reads the record as it is: leave out --follow", ctx)
+        _print_slowest(path, slowest(read_entries(path), count), as_json=as_json)
+        return
+    selection, is_selected = _selection(key, request_id if request_id is None else _engine_id(path, request_id))
     if follows:
         _follow(path, selection, is_selected, as_json=as_json)
         return
     entries = last_entries(read_entries(path), selection, ENTRIES_MAX)
-    unknown = _unknown(selection)
-    if unknown:
+    if unknown := _unknown(selection):
         click.echo(unknown, err=True)
         ctx.exit(1)
-    summary = list(explain_losses(entries, is_selected)) if isinstance(selection, KeyFilter) else []
+    summary = _summary(selection, entries, is_selected)
     if as_json:
         print_json({"record": str(path), "entries": entries[-lines:], "summary": summary})
-        return
+    else:
+        _print_entries(entries, lines, is_selected, summary)
+
+
+def _summary(selection: EntryFilter, entries: list[Entry], is_selected: Callable[[str], bool]) -> list[str]:
+    """Sentences at the end: where a chunk was lost, or where the time of a request went."""
+    if isinstance(selection, KeyFilter):
+        return list(explain_losses(entries, is_selected))
+    if isinstance(selection, RequestFilter):
+        return [waits.describe() for waits in waits_of(entries) if waits.seconds]
+    return []
+
+
+def _print_entries(entries: list[Entry], lines: int, is_selected: Callable[[str], bool], summary: list[str]) -> None:
     if len(entries) > lines:
         click.echo(f"({len(entries) - lines} earlier lines are omitted: --lines)")
     for entry in entries[-lines:]:
@@ -97,6 +123,41 @@ def explain(  # noqa: PLR0913 - one parameter per option
         click.echo(line)
     if not entries:
         click.echo("The record has no failures.")
+
+
+def _engine_id(path: Path, name: str) -> str:
+    """Id that the engine has for a request: vLLM appends a number and a random part to the id of the answer."""
+    known = dict.fromkeys(entry["r"] for entry in read_entries(path) if "r" in entry)
+    longer = [other for other in known if other.startswith(f"{name}-")]
+    return longer[0] if name not in known and len(longer) == 1 else name
+
+
+def _print_slowest(path: Path, found: list[RequestWaits], *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "request": waits.request_id,
+                "first_question_at": waits.first_at,
+                "before_compute_s": waits.before_compute_s,
+                "seconds": waits.seconds,
+                "loaded_tokens": waits.loaded_tokens,
+            }
+            for waits in found
+        ]
+        print_json({"record": str(path), "requests": rows})
+        return
+    waiting = [state for state in STATES if state != "running"]
+    columns = ["request", "first question", *(f"{state} ms" for state in waiting), "running ms", "tokens loaded"]
+    rows_of = [
+        [
+            waits.request_id,
+            waits.first_at,
+            *(f"{1000 * waits.seconds.get(state, 0.0):.1f}" for state in (*waiting, "running")),
+            ", ".join(f"{tokens} from {tier}" for tier, tokens in waits.loaded_tokens.items()),
+        ]
+        for waits in found
+    ]
+    print_table(f"{path}: the longest waits before the engine could compute", columns, rows_of)
 
 
 def _selection(key: str | None, request_id: str | None) -> tuple[EntryFilter, Callable[[str], bool]]:
