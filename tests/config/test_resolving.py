@@ -11,8 +11,9 @@ import pytest
 from tierkv.config import parse_config, resolve
 from tierkv.errors import ConfigError
 from tierkv.plugins.loading import EntryPoint, load_plugins
-from tierkv.plugins.registry import PluginRegistry
+from tierkv.plugins.registry import OWN_BACKENDS, PluginRegistry
 
+ROOT = Path(__file__).resolve().parents[2]
 DISK = {"backend": "disk", "path": "/x", "capacity": "1GiB"}
 
 
@@ -141,6 +142,13 @@ def test_an_unknown_backend_comes_with_what_there_is_and_how_to_get_more(registr
     (line,) = complaints(registry, {"backend": "Mem_cached"})
     assert "unknown backend 'Mem_cached'; installed: archive, bucket, disk; if a plugin provides it: " in line
     assert line.endswith("pip install tierkv-mem-cached")
+
+
+def test_a_backend_of_this_project_is_installed_from_its_folder(registry: PluginRegistry) -> None:
+    """No index has it: under its name there, a user would get the package of a stranger."""
+    (line,) = complaints(registry, {"backend": "lmdb"})
+    assert line.endswith("in a checkout of tierkv: pip install . ./plugins/tierkv-lmdb")
+    assert all((ROOT / f"plugins/tierkv-{name}/pyproject.toml").is_file() for name in OWN_BACKENDS)
 
 
 def test_an_unknown_policy_of_the_host_tier(registry: PluginRegistry) -> None:

@@ -20,6 +20,9 @@ Observe = Callable[..., object]
 
 T = TypeVar("T")
 
+OWN_BACKENDS = ("disk", "fsspec", "lmdb", "valkey")
+"""Backends in the repository of this distribution. No package index has them; another project may take their names."""
+
 
 @dataclass(frozen=True, slots=True)
 class PluginRegistry:
@@ -109,7 +112,9 @@ class PluginRegistry:
                 raise PluginError(f"{kind} {name!r}: its plugin {broken.origin} is broken: {broken.error}")
         installed = ", ".join(sorted(known)) or "none"
         parts = [f"unknown {kind} {name!r}", nearest_hint(name, known), f"installed: {installed}"]
-        if kind == "backend" and name.isidentifier():
+        if kind == "backend" and name in OWN_BACKENDS:
+            parts.append(f"in a checkout of tierkv: pip install . ./plugins/tierkv-{name}")
+        elif kind == "backend" and name.isidentifier():
             parts.append(f"if a plugin provides it: pip install tierkv-{name.lower().replace('_', '-')}")
         if self.broken:
             names = ", ".join(broken.name for broken in self.broken)
