@@ -144,6 +144,12 @@ def test_an_unknown_backend_comes_with_what_there_is_and_how_to_get_more(registr
     assert line.endswith("pip install tierkv-mem-cached")
 
 
+def test_a_file_of_a_later_format_is_refused() -> None:
+    """After a downgrade, keys with another meaning must not be guessed."""
+    with pytest.raises(ConfigError, match="version = 2"):
+        parse_config({"version": 2, "host": {"capacity": "1GiB"}})
+
+
 def test_a_backend_of_this_project_is_installed_from_its_folder(registry: PluginRegistry) -> None:
     """No index has it: under its name there, a user would get the package of a stranger."""
     (line,) = complaints(registry, {"backend": "lmdb"})
