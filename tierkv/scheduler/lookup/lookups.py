@@ -26,7 +26,7 @@ from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_m
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.scheduler.lookup.open_lookup import OpenLookup
-from tierkv.scheduler.lookup.questions import Questions
+from tierkv.scheduler.lookup.questions import Questions, SearchTurns
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.scheduler.requests.observations import arrival_of
 from tierkv.scheduler.requests.record import RequestRecord
@@ -63,6 +63,7 @@ class Lookups:
         self._choice = choice
         self._loads = loads
         self._share = manager.budget.share()
+        self._turns = SearchTurns(self._share)
         # By id, the one that was asked least recently first.
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
         self._to_reopen: OrderedDict[str, RequestRecord] = OrderedDict()  # open when the cache was reset
@@ -120,6 +121,8 @@ class Lookups:
     def _resolve(self, record: RequestRecord, computed_tokens: int, *, late: bool) -> int | None:
         """Search, reserve and answer; None if a tier must answer first, or if wanted chunks are in flight."""
         lookup = record.lookup
+        if not late and not self._turns.take(lookup):
+            return self._defer(record, RequestEvent.UNKNOWN)
         # A wanted chunk can be lost while it is gathered. Then the search is repeated, twice at most in a step.
         for _ in range(2):
             lookup.begin_search(self._manager.budget.step)
@@ -147,9 +150,9 @@ class Lookups:
 
     def _reserve(self, record: RequestRecord) -> Passage:
         """Gather what the open lookup wants before its answer."""
-        ctx = record.ctx
-        asked_s = self.now_s if record.lookup.since_s is None else record.lookup.since_s
-        return self._manager.passages.reserve(ctx.request_id, record.lookup.gathered, ctx.hints, asked_s)
+        lookup, ctx = record.lookup, record.ctx
+        asked_s = self.now_s if lookup.since_s is None else lookup.since_s
+        return self._manager.passages.reserve(ctx.request_id, lookup.gathered, ctx.hints, asked_s)
 
     def _is_still_open(self, record: RequestRecord) -> bool:
         """Whether another search could find nothing new now.
@@ -157,9 +160,7 @@ class Lookups:
         Nothing has happened since the last one; or that one stopped at the budget of its step, and no budget is left.
         """
         lookup = record.lookup
-        if lookup.paused:
-            return not self._share.left
-        return lookup.searched_version == self._manager.version
+        return self._turns.waits(lookup) if lookup.paused else lookup.searched_version == self._manager.version
 
     def _is_late(self, record: RequestRecord) -> bool:
         """Whether the lookup is late. One that was given up stays late until a tier answers something."""
@@ -372,6 +373,7 @@ class Lookups:
         need the slots, and the request may ask again.
         """
         self.now_s = now_s
+        self._turns.begin_step()
         while self._to_reopen and self._share.take(1):
             self._lapse(next(iter(self._to_reopen.values())))
         while self._open and self._manager.passages.is_short:

@@ -32,12 +32,13 @@ class OpenLookup:
         gathered: the wanted chunks that are gathered before the answer.
         asked_tier_s: time since when a tier is being asked; None: none is.
         tier_s: seconds spent waiting for tiers that no account has counted yet.
+        turn: the latest turn in which it was searched.
     """
 
     __slots__ = (
         "asked_tier_s", "began", "found_below", "gathered", "hit_tokens", "known", "last_asked_s", "late_s",
         "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "question", "reached", "searched_version",
-        "seen", "shortened_question", "since_s", "tier_s", "verifies", "wanted",
+        "seen", "shortened_question", "since_s", "tier_s", "turn", "verifies", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -61,6 +62,7 @@ class OpenLookup:
         self.gathered: tuple[Key, ...] = ()
         self.asked_tier_s: float | None = None
         self.tier_s = 0.0
+        self.turn = -1
 
     @property
     def will_stream(self) -> bool:

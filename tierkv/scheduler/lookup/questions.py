@@ -1,4 +1,4 @@
-"""Questions of one search to the manager, within the budget of the step. Sans-IO."""
+"""Searches, and the questions of one search to the manager, within the budget of the step. Sans-IO."""
 
 from __future__ import annotations
 
@@ -15,6 +15,45 @@ _RETRY = LookupResult.RETRY
 
 REPEATS_PER_KEY = 4
 """Repeated questions about chunks for the cost of one key operation. No probe has to be queued for them."""
+
+KEYS_PER_SEARCH = 8
+"""Key operations that a search costs beyond those of its chunks, however short it is."""
+
+
+class SearchTurns:
+    """Turns of lookups that are searched. While some have to wait for budget, none is searched twice before them.
+
+    So those that the engine asks about first do not use up every step.
+
+    Args:
+        share: key operations of the step.
+    """
+
+    def __init__(self, share: BudgetShare) -> None:
+        self._share = share
+        self._turn = 0
+        self._waited = self._waiting = False  # whether a lookup had to wait, in the previous and in this step
+
+    def begin_step(self) -> None:
+        """Begin a step; a new turn if no lookup had to wait in the previous one."""
+        self._waited, self._waiting = self._waiting, False
+        self._turn += not self._waited
+
+    def waits(self, lookup: OpenLookup) -> bool:
+        """Whether the lookup has to wait for a later step, because of its turn or of the budget."""
+        is_used_up = not self._share.left
+        if lookup.turn == self._turn:  # one that was searched keeps none from its next turn
+            return self._waited or is_used_up
+        self._waiting = self._waiting or is_used_up
+        return is_used_up
+
+    def take(self, lookup: OpenLookup) -> bool:
+        """Take the budget of a search. Returns whether it may be made in this step; otherwise the lookup is paused."""
+        lookup.paused = self.waits(lookup)
+        if not lookup.paused:
+            self._share.take(KEYS_PER_SEARCH)
+            lookup.turn = self._turn
+        return not lookup.paused
 
 
 class Questions:
