@@ -11,6 +11,7 @@ from core_parts import Core, disk, make_core
 from tierkv.manager import touches
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.step_budget import KEYS_PER_LOOK
+from tierkv.policies.prefix_order import NO_CHUNK
 from tierkv.types.keys import Key, make_key
 
 CHUNKS = 256
@@ -132,10 +133,10 @@ def test_the_parts_of_a_continued_prefix_are_one_chain() -> None:
     while core.manager._touches.num_waiting:
         core.begin()
     order = core.lower[0].residency.listed.order
-    [deepest] = order._deepest.values()
-    chain, before = 1, order._before[deepest] - 1
-    while before >= 0:
-        chain, before = chain + 1, order._before[before] - 1
+    [link] = order._deepest.values()
+    chain = 0
+    while (handle := order._chunk_at(link)) != NO_CHUNK:
+        chain, link = chain + 1, order._before[handle]
     assert chain == CHUNKS
 
 

@@ -3,11 +3,14 @@
 A prompt is stored in many batches, and their writes end in any order. So each chunk has a *rank*: a digest of the
 request that brought it or continued it last, and the token at which it ends. Of two chunks of one request, the one with
 the higher rank is deeper in the prefix. Rank 0 is unknown: such a chunk is added as the most recent.
+
+Requests share prefixes. The rank of a chunk names only the last request that used it, so each chunk also knows the one
+before it in the prefix, and how many chunks come behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
@@ -27,7 +30,12 @@ CHAIN_MAX = 4096
 NO_CHUNK = -1
 """Handle of no chunk."""
 
+NO_LINK = 0
+"""Reference to no chunk."""
+
 _OWNER_BITS = 32
+_LINK_BITS = 32
+_LINK_MAX = (1 << _LINK_BITS) - 1
 _DEPTH_MAX = (1 << _OWNER_BITS) - 1
 
 
@@ -58,8 +66,10 @@ class PrefixOrder:
         self._key_of = key_of
         self._aware = policy if isinstance(policy, PrefixAwarePolicy) else None
         self._ranks = column("Q", 0)
-        self._before = column("I", 0)  # by handle: 1 + the handle of the chunk before it in the prefix; 0: unknown
-        self._deepest: dict[int, int] = {}  # by request: handle of its deepest chunk
+        self._uses = column("I", 0)  # by handle: number of ranked chunks that had the handle before
+        self._before = column("Q", 0)  # by handle: link to the chunk before it in the prefix
+        self._behind = column("I", 0)  # by handle: number of chunks that it is the one before
+        self._deepest: dict[int, int] = {}  # by request: link to its deepest chunk
         self._cuts: dict[int, int] = {}  # by request: lowest rank of its chunks that were evicted or refused
 
     def add(self, handles: Sequence[int], keys: Sequence[Key], ranks: Sequence[int] = ()) -> None:
@@ -89,46 +99,62 @@ class PrefixOrder:
             self._policy.add(handles, keys)
         else:
             policy.add_behind(handles, keys, before)
-        self._link(ranks[::-1], handles[::-1], owner, before)
+        self._enter(ranks[::-1], handles[::-1], before)
         if after != NO_CHUNK:
-            self._before[after] = handles[0] + 1
+            self._follow(after, self._link_to(handles[0]))
 
     def _place(self, owner: int, rank: int) -> tuple[int, int]:
         """The known chunks just before and behind that rank in the prefix. Looks past :data:`LATE_MAX` chunks."""
-        before, after, ranks = self._deepest.get(owner, NO_CHUNK), NO_CHUNK, self._ranks
+        before, after = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK
         for _ in range(LATE_MAX):
-            if before == NO_CHUNK or ranks[before] >> _OWNER_BITS != owner:
-                return NO_CHUNK, after
-            if ranks[before] <= rank:
+            if before == NO_CHUNK or _depth(self._ranks[before]) <= _depth(rank):
                 return before, after
-            before, after = self._before[before] - 1, before
+            before, after = self._chunk_at(self._before[before]), before
         return NO_CHUNK, NO_CHUNK
 
     def mark(self, handles: Sequence[int], ranks: Sequence[int]) -> None:
         """Rank known chunks anew, in prefix order, because a request uses them. The policy is not informed."""
         if self._aware is not None and handles and ranks[0]:
             self._lengthen(max(handles) + 1)
-            known, marked = self._ranks, set(handles)
-            for owner in {known[handle] >> _OWNER_BITS for handle in handles}:
-                self._shorten(owner, marked)
-            self._link(ranks, handles, ranks[0] >> _OWNER_BITS, NO_CHUNK)
+            self._enter(ranks, handles, self._chunk_at(self._before[handles[0]]))
 
-    def _link(self, ranks: Iterable[int], handles: Iterable[int], owner: int, before: int) -> None:
-        """Enter ranks and handles, in prefix order, behind the chunk ``before``."""
-        known, chunks_before = self._ranks, self._before
+    def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
+        """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
+        known, chunks_before, link = self._ranks, self._before, self._link_to(before)
         for rank, handle in zip(ranks, handles, strict=True):
             known[handle] = rank
-            chunks_before[handle] = before + 1
-            before = handle
-        deepest = self._deepest.pop(owner, NO_CHUNK)
-        self._deepest[owner] = before if deepest == NO_CHUNK or known[deepest] <= known[before] else deepest
+            if chunks_before[handle] != link:
+                self._follow(handle, link)
+            link = self._link_to(handle)
+        owner = ranks[-1] >> _OWNER_BITS
+        deepest = self._chunk_at(self._deepest.pop(owner, NO_LINK))
+        is_deeper = deepest != NO_CHUNK and _depth(known[deepest]) > _depth(ranks[-1])
+        self._deepest[owner] = self._link_to(deepest) if is_deeper else link
         if len(self._deepest) > REQUESTS_MAX:
             del self._deepest[next(iter(self._deepest))]
+
+    def _link_to(self, handle: int) -> int:
+        """Link to the chunk that has this handle now."""
+        return NO_LINK if handle == NO_CHUNK else self._uses[handle] << _LINK_BITS | handle + 1
+
+    def _chunk_at(self, link: int) -> int:
+        """Handle of the chunk of a link, unless it left the tier."""
+        handle = (link & _LINK_MAX) - 1
+        return handle if link and self._uses[handle] == link >> _LINK_BITS else NO_CHUNK
+
+    def _follow(self, handle: int, link: int) -> None:
+        """Change the chunk before another in the prefix."""
+        if (before := self._chunk_at(self._before[handle])) != NO_CHUNK:
+            self._behind[before] -= 1
+        if (before := self._chunk_at(link)) != NO_CHUNK:
+            self._behind[before] += 1
+        self._before[handle] = link
 
     def _lengthen(self, length: int) -> None:
         if length > len(self._ranks):
             length += max(GROWTH_NUMBERS_MIN, length // 8)
             self._ranks, self._before = longer(self._ranks, length), longer(self._before, length)
+            self._uses, self._behind = longer(self._uses, length), longer(self._behind, length)
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget chunks that the policy does not know any more, because they were damaged, lost or replaced.
@@ -152,30 +178,16 @@ class PrefixOrder:
         rank = ranks[handle] if handle < len(ranks) else 0
         if not rank:
             return 0
-        was_deepest = self._shorten(rank >> _OWNER_BITS, (handle,))
-        ranks[handle] = 0
-        return rank if was_deepest else 0
-
-    def _shorten(self, owner: int, gone: Collection[int]) -> bool:
-        """End the known prefix of a request before those of its chunks that leave it.
-
-        Returns:
-            Whether its deepest chunk is one of them.
-        """
-        ranks, last = self._ranks, self._deepest.get(owner, NO_CHUNK)
-        if last not in gone:
-            return False
-        for _ in gone:  # each of them once at most
-            before = self._before[last] - 1
-            follows = before >= 0 and ranks[before] >> _OWNER_BITS == owner and ranks[before] <= ranks[last]
-            last = before if follows else NO_CHUNK
-            if last not in gone:
-                break
-        if last == NO_CHUNK or last in gone:
+        owner = rank >> _OWNER_BITS
+        was_deepest = self._deepest.get(owner, NO_LINK) == self._link_to(handle)
+        if was_deepest:
             del self._deepest[owner]
-        else:
-            self._deepest[owner] = last
-        return True
+            if self._chunk_at(self._before[handle]) != NO_CHUNK:
+                self._deepest[owner] = self._before[handle]
+        self._follow(handle, NO_LINK)
+        self._uses[handle] = self._uses[handle] + 1 & _LINK_MAX
+        ranks[handle] = self._behind[handle] = 0
+        return rank if was_deepest else 0
 
     def _cut(self, rank: int) -> None:
         """Note that a chunk was evicted or refused: those behind it would serve no request."""
@@ -193,8 +205,8 @@ class PrefixOrder:
 
     def stop_of(self, rank: int) -> int:
         """Deepest chunk of the same request, if a chunk of that rank continues it; otherwise ``NO_CHUNK``."""
-        deepest = self._deepest.get(rank >> _OWNER_BITS, NO_CHUNK) if rank else NO_CHUNK
-        return deepest if deepest != NO_CHUNK and self._ranks[deepest] <= rank else NO_CHUNK
+        deepest = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
+        return deepest if deepest != NO_CHUNK and _depth(self._ranks[deepest]) <= _depth(rank) else NO_CHUNK
 
     def is_cut(self, *ranks: int) -> bool:
         """Whether one of the chunks of these ranks would continue a prefix whose end was evicted or refused."""
@@ -218,34 +230,49 @@ class PrefixOrder:
         if self._aware is None or stop == NO_CHUNK:
             victims = self._policy.evict(count, pins)
         else:
-            victims = self._evict_before(self._aware, count, pins, stop)
+            victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
             if not victims and (chain := self._chain(stop)):
                 self._policy.release(chain)
-                victims = self._evict_before(self._aware, count, pins, stop)
+                victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
         self.evicted(victims)
         return victims
 
-    def _evict_before(self, policy: PrefixAwarePolicy, count: int, pins: Sequence[int], stop: int) -> Sequence[int]:
-        """Victims of a policy that do not belong to the prefix that ends with ``stop``.
+    def _evict_before(
+        self, policy: PrefixAwarePolicy, count: int, pins: Sequence[int], stop: int, owner: int
+    ) -> Sequence[int]:
+        """Victims of a policy that neither a request nor chunks behind them need. stop: deepest chunk of that request.
 
-        Where it chooses some of the prefix first, because it moves nothing at a use, they are added anew.
+        Where it chooses some that are needed, because it moves nothing at a use, they are added anew.
         """
-        owner, moved = self._ranks[stop] >> _OWNER_BITS, 0
+        moved: set[int] = set()
         while True:
             victims = policy.evict_before(count, pins, stop)
-            own = [
-                handle
-                for handle, rank in zip(victims, self.ranks_at(victims), strict=True)
-                if rank >> _OWNER_BITS == owner
-            ]
-            if not own or self._key_of is None:
+            needed = self._needed(victims, owner)
+            if not needed or self._key_of is None:
                 return victims
-            own.sort(key=self._ranks.__getitem__, reverse=True)
-            self._policy.add(own, [self._key_of(handle) for handle in own])
-            moved += len(own)
-            if len(own) < len(victims) or moved > CHAIN_MAX:
-                kept = set(own)
-                return [handle for handle in victims if handle not in kept]
+            again = not moved.isdisjoint(needed)
+            moved |= needed
+            tail_first = sorted(needed, key=lambda handle: _depth(self._ranks[handle]), reverse=True)
+            self._policy.add(tail_first, [self._key_of(handle) for handle in tail_first])
+            if again or len(needed) < len(victims) or len(moved) > CHAIN_MAX:
+                return [handle for handle in victims if handle not in needed]
+
+    def _needed(self, victims: Sequence[int], owner: int) -> set[int]:
+        """Those of ``victims`` that belong to that request, or come before a chunk that is not evicted with them."""
+        ranked = [handle for handle, rank in zip(victims, self.ranks_at(victims), strict=True) if rank]
+        needed = {handle for handle in ranked if self._ranks[handle] >> _OWNER_BITS == owner}
+        before = {handle: self._chunk_at(self._before[handle]) for handle in ranked if handle not in needed}
+        staying = {handle: self._behind[handle] for handle in before}  # chunks behind each that are not evicted
+        for last in before.values():
+            if last in staying:
+                staying[last] -= 1
+        found = [handle for handle, count in staying.items() if count]
+        while found:
+            handle = found.pop()
+            needed.add(handle)
+            if before[handle] in staying and before[handle] not in needed:
+                found.append(before[handle])
+        return needed
 
     def _chain(self, deepest: int) -> list[int]:
         """The known chunks of a prefix, tail first; none where they are more than half of the tier.
@@ -253,10 +280,10 @@ class PrefixOrder:
         They are in use, so others may leave before them. Between two such moves of a prefix all others have left, so
         the cost is O(1) per eviction.
         """
-        ranks, chain, left = self._ranks, [deepest], min(len(self._policy) // 2, CHAIN_MAX)
+        chain, left = [deepest], min(len(self._policy) // 2, CHAIN_MAX)
         while left:
-            before = self._before[chain[-1]] - 1
-            if before < 0 or ranks[before] >> _OWNER_BITS != ranks[deepest] >> _OWNER_BITS:
+            before = self._chunk_at(self._before[chain[-1]])
+            if before == NO_CHUNK:
                 return chain
             chain.append(before)
             left -= 1
@@ -270,3 +297,7 @@ class PrefixOrder:
     def ranked(self) -> list[int]:
         """Handles with a rank, which the policy must know. O(handles)."""
         return [handle for handle, rank in enumerate(self._ranks) if rank]
+
+
+def _depth(rank: int) -> int:
+    return rank & _DEPTH_MAX

@@ -15,9 +15,9 @@ SHARE_MIN = 0.3
 UNCHECKED_POLICIES = {"s3-fifo"}
 """Policies of the disk without this check.
 
-In seeds 24 and 59 a disk with s3-fifo lost first chunks and holds those behind them. In seed 24 the host tier had the
-only copies. Chunks are written when they are stored or promoted, so nothing wrote them again before the host tier
-evicted them. In 100 seeds no other policy did that.
+In seed 59 a disk with s3-fifo loses first chunks and holds those behind them. They were there already, from an earlier
+process, when a request computed and stored the prompt again. So nothing ranked them as chunks of its prefix, and
+s3-fifo chose them for its tail. In 100 seeds no other policy did that.
 """
 
 
