@@ -316,3 +316,17 @@ def test_chunks_before_others_are_evicted_with_them(name: str) -> None:
         victims += order.evict(4, PINS, *ranks_of("d", [handle + 2]))
     assert [handle for handle in victims if handle < 20] == [*range(19, 19 - sum(v < 20 for v in victims), -1)]
     assert len(victims) >= 15
+
+
+def test_more_chunks_behind_one_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many conversations may share a head. Its count ends at a bound, and it still leaves when it is chosen alone."""
+    monkeypatch.setattr(prefix_order, "BEHIND_MAX", 3)
+    order = PrefixOrder(LruPolicy(ROOM), keys_of(range(ROOM)).__getitem__)
+    store(order, [0], "a")
+    for handle in range(1, 8):
+        order.mark([0], ranks_of(f"{handle}", [1]))
+        store(order, [handle], f"{handle}")
+    assert order._behind[0] == 3
+    assert sorted(order.evict(8, PINS)) == [*range(8)]
+    store(order, [0], "b")
+    assert order._behind[0] == 0

@@ -33,6 +33,12 @@ NO_CHUNK = -1
 NO_LINK = 0
 """Reference to no chunk."""
 
+USES = 1 << 16
+"""Uses of a handle after which a link to its first chunk would be taken for one to its newest."""
+
+BEHIND_MAX = USES - 1
+"""Chunks behind one that are counted. A chunk that reaches it counts as needed until it is evicted."""
+
 _OWNER_BITS = 32
 _LINK_BITS = 32
 _LINK_MAX = (1 << _LINK_BITS) - 1
@@ -66,9 +72,9 @@ class PrefixOrder:
         self._key_of = key_of
         self._aware = policy if isinstance(policy, PrefixAwarePolicy) else None
         self._ranks = column("Q", 0)
-        self._uses = column("I", 0)  # by handle: number of ranked chunks that had the handle before
+        self._uses = column("H", 0)  # by handle: number of ranked chunks that had the handle before, modulo USES
         self._before = column("Q", 0)  # by handle: link to the chunk before it in the prefix
-        self._behind = column("I", 0)  # by handle: number of chunks that it is the one before
+        self._behind = column("H", 0)  # by handle: number of chunks that it is the one before, up to BEHIND_MAX
         self._deepest: dict[int, int] = {}  # by request: link to its deepest chunk
         self._cuts: dict[int, int] = {}  # by request: lowest rank of its chunks that were evicted or refused
 
@@ -144,10 +150,11 @@ class PrefixOrder:
 
     def _follow(self, handle: int, link: int) -> None:
         """Change the chunk before another in the prefix."""
-        if (before := self._chunk_at(self._before[handle])) != NO_CHUNK:
-            self._behind[before] -= 1
-        if (before := self._chunk_at(link)) != NO_CHUNK:
-            self._behind[before] += 1
+        behind = self._behind
+        if (before := self._chunk_at(self._before[handle])) != NO_CHUNK and 0 < behind[before] < BEHIND_MAX:
+            behind[before] -= 1
+        if (before := self._chunk_at(link)) != NO_CHUNK and behind[before] < BEHIND_MAX:
+            behind[before] += 1
         self._before[handle] = link
 
     def _lengthen(self, length: int) -> None:
@@ -185,7 +192,7 @@ class PrefixOrder:
             if self._chunk_at(self._before[handle]) != NO_CHUNK:
                 self._deepest[owner] = self._before[handle]
         self._follow(handle, NO_LINK)
-        self._uses[handle] = self._uses[handle] + 1 & _LINK_MAX
+        self._uses[handle] = (self._uses[handle] + 1) % USES
         ranks[handle] = self._behind[handle] = 0
         return rank if was_deepest else 0
 

@@ -52,7 +52,8 @@ def column(code: Literal["H", "I", "Q"], length: int) -> memoryview[int]:
 
 def longer(old: memoryview[int], length: int) -> memoryview[int]:
     """Copy of a column with zeros appended up to ``length``. The old column must not be used any more."""
-    new = column("I" if old.itemsize == column("I", 1).itemsize else "Q", length)
+    codes: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
+    new = column(codes[old.itemsize], length)
     new[: len(old)] = old
     return new
 
