@@ -12,7 +12,7 @@ class StepState:
         keys_max: key operations per step.
     """
 
-    __slots__ = ("answered_s", "budget", "delivered_s", "now", "probed_s", "version")
+    __slots__ = ("_probes", "_probing_s", "answered_s", "budget", "delivered_s", "now", "probed_s", "version")
 
     def __init__(self, keys_max: int = STEP_KEYS_MAX) -> None:
         self.budget = StepBudget(keys_max)
@@ -27,3 +27,22 @@ class StepState:
         """Time of the latest answer of a shared tier about its chunks."""
         self.version = 0
         """Grows whenever an answer that was "not known yet" may have become known."""
+        self._probes = 0
+        self._probing_s = 0.0
+
+    def probe_began(self) -> None:
+        """Note that a shared tier is asked about chunks."""
+        if not self._probes:
+            self._probing_s -= self.now
+        self._probes += 1
+
+    def probe_ended(self) -> None:
+        """Note that a probe was answered, or is late."""
+        self._probes -= 1
+        if not self._probes:
+            self._probing_s += self.now
+
+    @property
+    def probing_s(self) -> float:
+        """Seconds since the start in which any shared tier was asked."""
+        return self._probing_s + (self.now if self._probes else 0.0)

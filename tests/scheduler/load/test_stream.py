@@ -70,6 +70,16 @@ def test_several_streams_at_once(count: int, slots: int) -> None:
     assert set(bed.tiers.reads.values()) == {1}
 
 
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_streams_from_a_tier_whose_answers_are_soon_forgotten(count: int) -> None:
+    """A search that waited for a tier is repeated before its stream begins: once, not for ever."""
+    bed = stream_bed(8, tiers=(objects(write="read_only", probe_keys_max=2, presence_keys_max=4),), deadline_s=50.0)
+    for family in range(count):
+        arrive(bed, 24, family)
+    finish(bed, 3000)
+    assert sum(bed.core.counters.tokens_loaded.values()) == count * 96
+
+
 def test_small_hits_do_not_wait_for_a_long_stream() -> None:
     """Fairness: while a thousand chunks stream, requests with two chunks each are answered within a few steps."""
     bed = stream_bed(8)

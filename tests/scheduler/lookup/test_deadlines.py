@@ -71,6 +71,24 @@ def test_s49_the_wait_for_a_load_ends_with_the_deadline() -> None:
     assert core.ask(second) == 16
 
 
+def test_a_long_hit_is_not_given_up_for_the_load_of_another() -> None:
+    """S49: the load that was waited for is late, and no tier is: the request streams the whole hit itself."""
+    core = make_core(tiers=[disk()], slots=16, reserved=8)
+    first, second = core.arrive(16, "f"), core.arrive(80, "s")
+    core.keep_below(core.truth.keys(second))
+    assert core.ask(first) is None
+    core.finish_all()
+    assert core.ask(first) == 16
+    take(core, first, 16)
+    assert core.ask(second) is None
+    core.finish_all()
+    for _ in range(5):
+        core.begin(core.now + DEADLINE_S / 4)
+        answer = core.ask(second)
+    assert answer == 80
+    assert core.counters.deadlines_expired == 1
+
+
 def test_the_deadline_answers_with_what_is_ready() -> None:
     """Two of four chunks arrived, the tier hangs: after the deadline the two are offered, the rest is released."""
     core = make_core(tiers=[disk()])

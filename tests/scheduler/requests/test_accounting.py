@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,13 @@ from tierkv.types.account import RequestAccount
 from tierkv.types.engine import StepOutput
 from tierkv.types.geometry import Geometry, cdiv
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import OutcomeKind
+from tierkv.types.tier_ops import OutcomeKind, TierOp
+
+
+def finish(core: Core, ops: Iterable[TierOp], kind: OutcomeKind) -> None:
+    """Complete operations that were handed out in an earlier step."""
+    for op in ops:
+        core.finish(op, kind)
 
 
 def account(core: Core, request: BedRequest) -> RequestAccount:
@@ -79,8 +86,10 @@ def test_local_tokens_stored_tokens_and_waiting() -> None:
     core = make_core(tiers=[objects()])
     request = core.arrive(32)
     assert core.ask(request, computed=8) is None
+    probes = core.manager.take_ops()
     core.begin(0.5)
     assert core.ask(request, computed=8) is None
+    finish(core, probes, OutcomeKind.ABSENT)
     core.finish_all(OutcomeKind.ABSENT)
     core.begin(0.75)  # the engine was busy: this quarter of a second is queue time
     assert core.ask(request, computed=8) == 0
@@ -101,15 +110,32 @@ def test_an_answer_to_another_request_is_not_waited_for() -> None:
     core = make_core(tiers=[objects()])
     first, second = core.arrive(16, "first"), core.arrive(range(100, 116), "second")
     assert core.ask(first) is None
+    probes = core.manager.take_ops()
     core.begin(0.25)
-    core.finish_all(OutcomeKind.ABSENT)
+    finish(core, probes, OutcomeKind.ABSENT)
     assert core.ask(second) is None
+    probes = core.manager.take_ops()
     core.begin(1.0)
-    core.finish_all(OutcomeKind.ABSENT)
+    finish(core, probes, OutcomeKind.ABSENT)
     assert (core.ask(first), core.ask(second)) == (0, 0)
     assert [(account(core, one).deferred_tier_s, account(core, one).deferred_s) for one in (first, second)] == [
         (0.25, 1.0), (0.75, 0.75),
     ]  # fmt: skip
+
+
+def test_a_read_for_another_request_is_not_waited_for() -> None:
+    """It renews the answer that the request got long before: that time is not the tier's, but the engine's."""
+    core = make_core(tiers=[objects()])
+    first, second = core.arrive(16, "first"), core.arrive(16, "second")
+    assert core.ask(first) is None
+    probes = core.manager.take_ops()
+    core.begin(0.25)
+    finish(core, probes, OutcomeKind.OK)
+    assert core.ask(second) is None, "it is read"
+    core.begin(1.0)
+    core.finish_all()
+    assert core.ask(first)
+    assert (account(core, first).deferred_tier_s, account(core, first).deferred_s) == (0.25, 1.0)
 
 
 def test_a_deferral_ends_when_the_engine_continues() -> None:

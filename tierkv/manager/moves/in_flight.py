@@ -111,7 +111,9 @@ class InFlightOps:
             tier.written_ranks.of(self._host.slots.ranks_of(slots)) if verb is Verb.WRITE else (),
         )
         pending = self._ops[op.op_id] = OpInFlight(op, slots)
-        if verb is Verb.READ:
+        if verb is Verb.PROBE:
+            self._step.probe_began()
+        elif verb is Verb.READ:
             pending.queue_bytes = self._speeds[tier.index].issued(self._sizes.raw(op.keys))
         return op
 
@@ -190,6 +192,7 @@ class InFlightOps:
 
     def _probe_ended(self, tier: LowerTier, pending: OpInFlight, completion: Completion) -> None:
         """Apply the answers to a probe that have arrived, at its end or at its deadline."""
+        self._step.probe_ended()
         not_asked: list[Key] = []
         for key, outcome in zip(pending.op.keys, completion.outcomes, strict=True):
             if outcome.kind is OutcomeKind.REFUSED:

@@ -25,7 +25,6 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
-from tierkv.scheduler.lookup.open_lookup import OpenLookup
 from tierkv.scheduler.lookup.questions import Questions, SearchTurns
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.scheduler.requests.observations import arrival_of
@@ -91,24 +90,14 @@ class Lookups:
         new_question = record.state is RequestState.OFFERED and lookup.question != question
         if lookup.since_s is None or new_question:
             lookup.since_s = self.now_s
-        late = self._is_late(record)
+        late = self._is_late(record, question)
         if lookup.question == question:
             if record.state is RequestState.OFFERED:
                 return lookup.hit_tokens
-            fits = len(lookup.gathered) <= self._manager.passages.hold_chunks_max  # shrinks while a load streams
-            gathers, held = record.state is RequestState.GATHERING, self._manager.passages.get(record.ctx.request_id)
-            if gathers and held is not None and held.failed:  # a step has lost a chunk; a paused search goes on
-                lookup.search_anew(self.now_s)
-            elif gathers and not late and fits:
-                passage = self._reserve(record)
-                if passage.failed:
-                    lookup.search_anew(self.now_s)
-                else:
-                    if not passage.ready or self._loads.has_any(lookup.wanted):
-                        return self._defer(record, None)
-                    if not lookup.will_stream:
-                        return self._offer(record, lookup.hit_tokens, late=False)
-                    lookup.verify()
+            if record.state is RequestState.GATHERING:
+                is_decided, answer = self._answer_gathered(record, late=late)
+                if is_decided:
+                    return answer
             elif record.state is RequestState.ASKING and not late and self._is_still_open(record):
                 return self._defer(record, None)
         else:
@@ -117,6 +106,27 @@ class Lookups:
         self._note_tier_answered(record)
         lookup.question, lookup.searched_version = question, self._manager.version
         return self._resolve(record, computed_tokens, late=late)
+
+    def _answer_gathered(self, record: RequestRecord, *, late: bool) -> tuple[bool, int | None]:
+        """Answer from the chunks that are gathered. Returns whether no search must follow, and the answer."""
+        lookup, passages = record.lookup, self._manager.passages
+        held = passages.get(record.ctx.request_id)
+        if held is not None and held.failed:  # a step has lost a chunk; a paused search goes on
+            lookup.search_anew(self.now_s)
+            return False, None
+        fits = len(lookup.gathered) <= passages.hold_chunks_max  # shrinks while a load streams
+        if not fits or (late and (held is None or not held.ready)):
+            return False, None
+        passage = self._reserve(record)
+        if passage.failed:
+            lookup.search_anew(self.now_s)
+        elif not late and (not passage.ready or self._loads.has_any(lookup.wanted)):
+            return True, self._defer(record, None)
+        elif passage.ready and (late or not lookup.will_stream or lookup.verifies):
+            return True, self._offer(record, lookup.hit_tokens, late=late)  # late: another's load; its own may stream
+        elif not late:
+            lookup.verify()
+        return False, None
 
     def _resolve(self, record: RequestRecord, computed_tokens: int, *, late: bool) -> int | None:
         """Search, reserve and answer; None if a tier must answer first, or if wanted chunks are in flight."""
@@ -160,9 +170,9 @@ class Lookups:
         Nothing has happened since the last one; or that one stopped at the budget of its step, and no budget is left.
         """
         lookup = record.lookup
-        return self._turns.waits(lookup) if lookup.paused else lookup.searched_version == self._manager.version
+        return self._turns.waits(lookup) if lookup.paused else lookup.is_settled(self._manager.version)
 
-    def _is_late(self, record: RequestRecord) -> bool:
+    def _is_late(self, record: RequestRecord, question: tuple[int, ...]) -> bool:
         """Whether the lookup is late. One that was given up stays late until a tier answers something."""
         lookup, manager = record.lookup, self._manager
         if lookup.late_s is not None:
@@ -171,27 +181,14 @@ class Lookups:
             lookup.late_s, lookup.since_s = None, self.now_s
         if record.state is RequestState.ASKING:
             asked_s = lookup.asked_tier_s
-            is_silent = asked_s is not None and manager.step.probed_s < asked_s
-            return is_silent and self.now_s - (asked_s or 0.0) >= self._deadline_s
+            return asked_s is not None and manager.step.probed_s < asked_s and self.now_s - asked_s >= self._deadline_s
         if record.state is not RequestState.GATHERING:
             return False
         passage = manager.passages.get(record.ctx.request_id)
         if passage is not None and passage.ready:
-            return self._is_load_late(lookup)
+            moved_s = self._loads.moved_s(lookup.wanted)
+            return lookup.question == question and lookup.is_load_late(moved_s, self.now_s, self._deadline_s)
         return manager.passages.is_late(record.ctx.request_id, self._deadline_s)
-
-    def _is_load_late(self, lookup: OpenLookup) -> bool:
-        """Whether the load of another request that the lookup waits for has made no progress for the deadline.
-
-        Only the engine reports progress. So the time between two questions counts for a quarter of the deadline at
-        most: a silent engine makes no load late.
-        """
-        moved_s = self._loads.moved_s(lookup.wanted)
-        if moved_s is None or moved_s != lookup.load_moved_s:
-            lookup.load_moved_s, lookup.load_waited_s = moved_s, 0.0
-            return False
-        lookup.load_waited_s += min(self.now_s - lookup.previous_asked_s, self._deadline_s / 4)
-        return lookup.load_waited_s >= self._deadline_s
 
     def _may_stream(self, record: RequestRecord) -> bool:
         """Whether the request may be offered more than can be gathered at once.
@@ -282,10 +279,11 @@ class Lookups:
 
         event: the reason, if the state changes. UNKNOWN: a tier must answer first. WANTED: chunks are in flight.
         """
-        if event is RequestEvent.UNKNOWN and not record.lookup.paused:
+        if event is RequestEvent.UNKNOWN and not (record.lookup.paused or record.lookup.continued):
             self._release_passage(record)
             if record.lookup.asked_tier_s is None:
                 record.lookup.asked_tier_s = self.now_s
+                record.lookup.probing_s = self._manager.step.probing_s
         if event is not None:
             record.apply(event)
         self._counters.deferrals += 1
@@ -334,7 +332,8 @@ class Lookups:
             last = next(reversed(lookup.known), None)  # not an answer to others, after its own
             answered_s = manager.step.probed_s if last is None else manager.tiers.answered_s(last)
             ended_s = answered_s if answered_s >= lookup.asked_tier_s else self.now_s
-            lookup.tier_s += ended_s - lookup.asked_tier_s
+            # A read for another request renews the answer, perhaps long after it was given.
+            lookup.tier_s += min(ended_s - lookup.asked_tier_s, manager.step.probing_s - lookup.probing_s)
             lookup.asked_tier_s = None
 
     def take_tier_s(self, record: RequestRecord) -> float:

@@ -25,20 +25,22 @@ class OpenLookup:
         began: step in which the search began whose findings are kept; None: nothing is kept.
         verifies: whether that search repeats one that waited for a tier.
         paused: the latest search stopped at the budget of its step.
+        continued: it continued one of an earlier step, so tiers may have answered since what it relies on.
         searched_version: version of the manager's knowledge at the latest search.
         shortened_question: latest question whose hit was shortened, so that it is counted once.
         hit_tokens: tokens of the hit beyond the computed ones.
         wanted: chunks of the hit.
         gathered: the wanted chunks that are gathered before the answer.
         asked_tier_s: time since when a tier is being asked; None: none is.
+        probing_s: seconds in which any tier had been asked by then.
         tier_s: seconds spent waiting for tiers that no account has counted yet.
         turn: the latest turn in which it was searched.
     """
 
     __slots__ = (
-        "asked_tier_s", "began", "found_below", "gathered", "hit_tokens", "known", "last_asked_s", "late_s",
-        "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "question", "reached", "searched_version",
-        "seen", "shortened_question", "since_s", "tier_s", "turn", "verifies", "wanted",
+        "asked_tier_s", "began", "continued", "found_below", "gathered", "hit_tokens", "known", "last_asked_s",
+        "late_s", "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "probing_s", "question", "reached",
+        "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn", "verifies", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -54,13 +56,14 @@ class OpenLookup:
         self.found_below = False
         self.began: int | None = None
         self.verifies = False
-        self.paused = False
+        self.paused = self.continued = False
         self.searched_version = -1
         self.shortened_question: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
         self.gathered: tuple[Key, ...] = ()
         self.asked_tier_s: float | None = None
+        self.probing_s = 0.0
         self.tier_s = 0.0
         self.turn = -1
 
@@ -89,7 +92,7 @@ class OpenLookup:
 
     def begin_search(self, step: int) -> None:
         """Begin a search, or continue one with what it has found."""
-        self.paused = False
+        self.continued, self.paused = self.paused and any(self.seen.values()), False
         if self.began is None:
             self.began = step
 
@@ -102,6 +105,24 @@ class OpenLookup:
         """Search again, once: chunks of a stream that are not held may have been lost since they were found."""
         self.forget_found()
         self.verifies = True
+
+    def is_load_late(self, moved_s: float | None, now_s: float, deadline_s: float) -> bool:
+        """Whether the load of another request that the lookup waits for has made no progress for the deadline.
+
+        Only the engine reports progress. So the time between two questions counts for a quarter of the deadline at
+        most: a silent engine makes no load late.
+
+        moved_s: time of that load's latest progress; None: there is no such load.
+        """
+        if moved_s is None or moved_s != self.load_moved_s:
+            self.load_moved_s, self.load_waited_s = moved_s, 0.0
+            return False
+        self.load_waited_s += min(now_s - self.previous_asked_s, deadline_s / 4)
+        return self.load_waited_s >= deadline_s
+
+    def is_settled(self, version: int) -> bool:
+        """Whether another search would find nothing new: it has seen all that the manager knows, at that version."""
+        return self.searched_version == version and not self.continued
 
     def is_outdated(self, step: int) -> bool:
         """Whether the hit would stream, was found in part before this step, and was not verified."""
