@@ -251,6 +251,46 @@ def test_files_that_change_while_open(tmp_path: Path, what: str) -> None:
     assert run_child(DAMAGED_WHILE_OPEN, tmp_path, what) == "stored 40\n"
 
 
+ROOT_FIELDS = {"flags": (4, 2), "depth": (6, 2), "leaf pages": (16, 8), "overflow pages": (24, 8), "root": (40, 8)}
+"""Offset and length of fields in LMDB's description of a tree, which follows the tree's name."""
+
+OVERWRITTEN_WHILE_OPEN = """
+import os, re, sys, pathlib, lmdb_support as s, test_healing as t
+place, (offset, length) = pathlib.Path(sys.argv[1]), t.ROOT_FIELDS[sys.argv[2]]
+backend = s.open_at(place)
+for number in range(40):
+    assert s.put(backend, {s.key(number): t.FRAME}) == [None]
+data = s.directory(place) / "data.mdb"
+with data.open("r+b") as file:
+    for name in re.finditer(b"frames", data.read_bytes()):
+        file.seek(name.end() + offset)
+        file.write(b"\\x00\\x00\\x00\\x00\\x10\\x00\\x00\\x00"[-length:] if length == 8 else b"\\x55" * length)
+t.write_until_stored(backend, 50)
+for number in range(40):
+    assert s.put(backend, {s.key(number): t.FRAME}) == [None]
+assert s.get(backend, *map(s.key, range(40))) == [t.FRAME] * 40
+backend.close()
+"""
+
+
+@pytest.mark.parametrize("field", ROOT_FIELDS)
+def test_the_root_of_a_tree_that_is_overwritten_while_open(tmp_path: Path, field: str) -> None:
+    """LMDB reads it in each transaction, and refuses the tree; without a reopening it would store nothing again."""
+    run_child(OVERWRITTEN_WHILE_OPEN, tmp_path, field)
+
+
+@pytest.mark.parametrize("error", ["BadDbiError", "BadTxnError"])
+def test_doubt_reopens_and_keeps_a_sound_file(tmp_path: Path, error: str) -> None:
+    """The check of the file at its opening decides what is lost: here nothing is."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): FRAME})
+    with pytest.raises(lmdb.Error), backend._env.reading():
+        raise getattr(lmdb, error)("found")
+    assert get(backend, key(1)) == [FRAME]
+    assert backend._environments.restarts == 1
+    backend.close()
+
+
 def test_directory_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     """The owner lock went with the directory: another process may write to the new one."""
     backend = open_at(tmp_path)

@@ -155,6 +155,8 @@ class LmdbBackend:
     def _has_room(self, env: Environment, txn: lmdb.Transaction[memoryview], key: Key, size: int) -> bool:
         stat = txn.stat(env.frames)
         used: int = (stat["overflow_pages"] + stat["leaf_pages"] + stat["branch_pages"]) * env.page_bytes
+        if used > env.map_bytes:
+            raise lmdb.CorruptedError(f"its trees state {used} bytes, more than the map has")
         needed = used + page_round(size, env.page_bytes)
         if needed <= self._sizes.pages_bytes_max:
             return True

@@ -17,6 +17,9 @@ _DAMAGE = (
 )
 """Errors that a healthy file never causes."""
 
+_DOUBT = (lmdb.BadDbiError, lmdb.BadTxnError)
+"""Errors of a page that was overwritten while it was open: the check at the next opening decides what is lost."""
+
 
 class Trouble(NamedTuple):
     """Reason why an environment cannot go on."""
@@ -40,4 +43,6 @@ def trouble_of(error: BaseException) -> Trouble | None:
         return Trouble(f"a meta page could not be written ({error})", is_damage=False)
     if isinstance(error, _DAMAGE):
         return Trouble(f"its data is damaged ({error})", is_damage=True)
+    if isinstance(error, _DOUBT):
+        return Trouble(f"its data may be damaged ({error})", is_damage=False)
     return None
