@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulation.breaks import core_breaks, feature_breaks, load_breaks
+from simulation.breaks import core_breaks, feature_breaks, load_breaks, lossy_breaks
 from simulation.breaks.registry import BREAKS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "simulation.md"
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- defects: written by tests/simulation/breaks/defects.py -->\n"
 
 DEADLINES = "scheduler/lookup/test_deadlines.py"
 
-MODULES = (core_breaks, feature_breaks, load_breaks)
+MODULES = (core_breaks, feature_breaks, load_breaks, lossy_breaks)
 """Modules of breaks; their import fills the registry."""
 
 

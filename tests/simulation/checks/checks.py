@@ -17,7 +17,6 @@ from simulation.engine.expected_bytes import SimRequest
 from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.world.storage import Storage
 from tierkv.errors import InvariantError
-from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.types.keys import Key
 
 CAPACITY = "a tier keeps within its capacity"
@@ -216,15 +215,9 @@ class Checks:
         for key, frame in storage.frames.items():
             if key in storage.suspects:
                 continue
-            header = parse_header(memoryview(frame))
-            right = self._monitor.truth.payloads.get(key)
-            if right is not None and header.codec == NO_CODEC:
-                found = frame[HEADER_BYTES : HEADER_BYTES + len(right)]
-                demand(
-                    self._monitor.truth.is_right(key, found),
-                    WRONG_BYTES,
-                    f"{storage.name} holds foreign bytes as chunk {key.hex()}",
-                )
+            if key in self._monitor.truth.payloads:
+                right = self._monitor.is_right_frame(key, frame)
+                demand(right, WRONG_BYTES, f"{storage.name} holds foreign bytes as chunk {key.hex()}")
 
 
 def _difference(reported: set[Key], found: set[Key]) -> str:

@@ -17,7 +17,7 @@ class EvictionChecks:
     """Observes every choice of victims in the host tier of one process.
 
     It is off where tenants have quotas, because a tenant evicts its own chunks. It is also off where a tier has
-    write-back: there a chunk can become dirty during its eviction.
+    write-back: there a chunk can become dirty during its eviction. A step whose budget is used up pins no more chunks.
     """
 
     def __init__(self, setup: RunSpec, probe: Probe) -> None:
@@ -33,7 +33,7 @@ class EvictionChecks:
         others = self._probe.idle_slots() - waited
         being_written = sum(tier.residency.num_writing for tier in self._probe.tiers().values())
         bound = min(int(self._slots * PINNED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
-        if lost and others and len(self._probe.dirty_pinned()) < bound:
+        if lost and others and self._probe.may_pin() and len(self._probe.dirty_pinned()) < bound:
             self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"
 
     def after_step(self) -> None:

@@ -11,8 +11,8 @@ from simulation.checks.probe import Probe
 from simulation.checks.service import PROGRESS, ServiceChecks
 from simulation.checks.trace import Trace
 from simulation.checks.writes import WriteChecks
-from simulation.drawing.features import ENCRYPTED
-from simulation.drawing.run_spec import RunSpec
+from simulation.drawing.features import ENCRYPTED, LOSSY
+from simulation.drawing.run_spec import RunSpec, TierSetup, codec_name
 from simulation.engine.expected_bytes import SimRequest, Truth
 from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.engine.sequences import EngineSequence
@@ -31,6 +31,7 @@ EVENTS = "events replayed give the resident set"
 OFFERS = "what is offered is readable"
 RESET = "a reset forgets everything"
 CONCEALED = "no plain text where a tier is encrypted"
+EXACT = "no approximation where a tier is exact"
 HOST = "host"
 
 _NOT_TAKEN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE)
@@ -323,8 +324,8 @@ class Monitor:
             elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
                 storage.suspects.add(key)  # it may be gone all the same
 
-    def check_frame(self, codec: str, key: Key, frame: memoryview) -> bool:
-        """A stack writes a frame to a tier with that codec: it must be the right one.
+    def check_frame(self, tier: TierSetup, key: Key, frame: memoryview) -> bool:
+        """A stack writes a frame to a tier: it must be the right one.
 
         Returns:
             False where it was damaged on purpose.
@@ -335,11 +336,19 @@ class Monitor:
         header = parse_header(frame)
         demand(header.key == key, WRONG_BYTES, f"the frame of {header.key.hex()} is written as {key.hex()}")
         clear = header.codec != ENCRYPTED or self.truth.payloads[key] in raw
-        demand(not (clear and codec == ENCRYPTED), CONCEALED, f"chunk {key.hex()} is written with {header.codec}")
-        if header.codec == NO_CODEC:
-            found = raw[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])]
-            demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
+        written = f"chunk {key.hex()} is written with {header.codec}"
+        demand(not (clear and codec_name(tier) == ENCRYPTED), CONCEALED, written)
+        demand(tier.options["lossy"] or not header.approximate, EXACT, f"{written} to {tier.name}")
+        demand(self.is_right_frame(key, raw), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
         return True
+
+    def is_right_frame(self, key: Key, frame: bytes) -> bool:
+        """Whether the payload of a frame is right. Encrypted and compressed frames are checked where they are read."""
+        header = parse_header(memoryview(frame))
+        stored = frame[HEADER_BYTES : HEADER_BYTES + header.stored_bytes]
+        if header.codec in LOSSY:
+            return self.truth.is_right(key, self.truth.approximations.decoded(stored, header.raw_bytes))
+        return header.codec != NO_CODEC or self.truth.is_right(key, stored)
 
     @property
     def loading_slots(self) -> dict[str, set[int]]:

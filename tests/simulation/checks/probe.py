@@ -153,6 +153,10 @@ class Probe:
         """Slots of dirty chunks that are pinned."""
         return set(self.manager._tier_io.admissions.dirty_pins.slots)
 
+    def may_pin(self) -> bool:
+        """Whether the budget of the step allows more pins."""
+        return self.manager._tier_io.admissions.dirty_pins._share.left > 0
+
     def listen_to_evictions(self, evicted: Callable[[set[int], Iterable[int]], None]) -> None:
         """Observe the slots freed by evictions, with the slots of chunks that were dirty before."""
         host = self.manager._host

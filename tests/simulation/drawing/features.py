@@ -28,7 +28,10 @@ CODECS: tuple[str | dict[str, Any], ...] = (
     "none", "none", "none", "zstd",
     {"name": ENCRYPTED, "key_env": KEY_ENV}, {"name": ENCRYPTED, "key_env": KEY_ENV, "inner": "zstd"},
 )  # fmt: skip
-"""Exact codecs only: the bytes of a lossy one cannot be compared."""
+"""Exact codecs."""
+
+LOSSY = ("fp8", "int8")
+"""Lossy codecs. A run has one of them at most."""
 
 USERS = (ANONYMOUS, User("a"), User("b"), User("c"), User("a", "adapter"), User(None, "adapter"))
 
@@ -73,12 +76,15 @@ def draw_features(rng: Random, plan: Scenario, host_slots: int) -> Features:
     )
 
 
-def draw_tier_features(rng: Random, features: Features, capacity_bytes: int | None) -> dict[str, Any]:
-    """Draw further keys for the table of a lower tier."""
+def draw_tier_features(rng: Random, features: Features, capacity_bytes: int | None, lossy: str) -> dict[str, Any]:
+    """Draw further keys for the table of a lower tier. lossy: name of the run's lossy codec, if it has one."""
     codec = rng.choice(CODECS)
     policy = rng.choice(("lru", rng.choice(policies())))
     quotas = {} if capacity_bytes is None or not features.quotas else _draw_quotas(rng, capacity_bytes)
-    return {"codec": codec if isinstance(codec, str) or CAN_ENCRYPT else "none", "policy": policy, **quotas}
+    drawn = {"codec": codec if isinstance(codec, str) or CAN_ENCRYPT else "none", "policy": policy, "lossy": False}
+    if lossy and rng.random() < 0.7:
+        drawn |= {"lossy": True, "codec": lossy if rng.random() < 0.8 else drawn["codec"]}
+    return {**drawn, **quotas}
 
 
 def _draw_quotas(rng: Random, capacity_bytes: int) -> dict[str, Any]:

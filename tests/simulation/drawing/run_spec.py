@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from simulation.drawing.features import SLOT_BYTES, Features, draw_features, draw_tier_features
+from simulation.drawing.features import LOSSY, SLOT_BYTES, Features, draw_features, draw_tier_features
 from simulation.drawing.scenarios import SCENARIOS, Scenario
 from simulation.engine.expected_bytes import TOKEN_BYTES, User
 from simulation.world.fault_schedule import Fault
@@ -67,6 +67,8 @@ class RunSpec:
     store: Mapping[str, Any]
     events: Mapping[str, Any]
     features: Features
+    lossy: str = ""
+    """Name of the lossy codec; empty: all codecs are exact."""
     tiers: tuple[TierSetup, ...] = field(default=())
 
     @property
@@ -129,6 +131,9 @@ def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
     rng = Random(f"setup {seed}")
     plan = SCENARIOS[scenario or Random(f"scenario {seed}").choice(sorted(SCENARIOS))]
     engine = _draw_engine(rng, plan)
+    lossy = _draw_lossy(Random(f"lossy {seed}"), plan, engine)
+    if lossy:
+        engine = replace(engine, dtype=Random(f"dtype {seed}").choice(("float16", "bfloat16")))
     lazy = engine.capabilities.shows_free_blocks
     chunk_blocks = 1 if lazy else rng.choice((1, 1, 2, 3))
     chunk_tokens = max(group.block_tokens for group in engine.groups) * chunk_blocks
@@ -166,12 +171,14 @@ def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
         },
         events={"self_describing": rng.random() < 0.3},
         features=features,
+        lossy=lossy,
         tiers=tuple(
             _with_features(
                 _draw_tier(rng, plan, f"{kind}{i}", kind, host_slots, Random(f"write {seed} {i}").choice(plan.writes)),
                 Random(f"features {seed} {i}"),
                 features,
                 plan,
+                lossy,
             )
             for i, kind in enumerate(tiers)
         ),
@@ -202,6 +209,9 @@ MODELS: tuple[_Model, ...] = (
 """Models to draw from: kind, tokens per block and window of each group."""
 
 
+WHOLE: tuple[_Model, ...] = tuple(model for model in MODELS if all(kind is _FULL for kind, _, _ in model))
+"""Models of days on which tiers round."""
+
 WINDOWED: tuple[_Model, ...] = (
     ((_FULL, 2, None), (_WINDOW, 6, 40)),
     ((_FULL, 2, None), (_WINDOW, 4, 40)),
@@ -211,7 +221,7 @@ WINDOWED: tuple[_Model, ...] = (
 
 
 def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
-    model = rng.choice(WINDOWED if plan.windows else MODELS)
+    model = rng.choice(WINDOWED if plan.windows else WHOLE if plan.lossy == 1 else MODELS)
     tensors = [rng.choice((1, 2)) for _ in model]
     sizes = [size for _, size, _ in model]
     lazy = rng.random() < plan.lazy
@@ -240,8 +250,14 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
     )
 
 
-def _with_features(tier: TierSetup, rng: Random, features: Features, plan: Scenario) -> TierSetup:
-    drawn = draw_tier_features(rng, features, tier.capacity_bytes)
+def _draw_lossy(rng: Random, plan: Scenario, engine: EngineSpec) -> str:
+    """Draw a lossy codec. Chunks of a window may lack blocks, and are rounded otherwise then; states are refused."""
+    whole = all(group.kind is _FULL for group in engine.groups)
+    return rng.choice(LOSSY) if whole and not plan.stocked and rng.random() < plan.lossy else ""
+
+
+def _with_features(tier: TierSetup, rng: Random, features: Features, plan: Scenario, lossy: str) -> TierSetup:
+    drawn = draw_tier_features(rng, features, tier.capacity_bytes, lossy)
     if plan.stocked:
         drawn["codec"] = "none"  # of the frames that it is stocked with
     return replace(tier, options={**tier.options, **drawn})
@@ -250,11 +266,11 @@ def _with_features(tier: TierSetup, rng: Random, features: Features, plan: Scena
 STEADY: Mapping[str, Any] = {
     "read_deadline_s": 60.0, "write_deadline_s": 60.0, "queue_ops_max": 4096, "queue_bytes_max": 1000 * SLOT_BYTES,
     "probe_deadline_s": 0.5, "presence_ttl_s": 3.0, "absence_ttl_s": 1.0, "presence_keys_max": 1_000_000,
-    "probe_keys_max": 1024,
+    "probe_keys_max": 1024, "breaker_failures": 5,
 }  # fmt: skip
 """Keys of the table of a tier that is never late: operations of one call, or of those queued before it, end in time.
 
-Only a probe of everything that waits would be late.
+Only a probe of everything that waits would be late, or one behind hundreds of reads: that alone opens no breaker.
 """
 
 

@@ -45,6 +45,7 @@ class Scenario:
       per step. ``waiting_max``: requests in the engine at once. ``probe_key_s``: seconds per key of a probe. ``loops``:
       share of requests that are announced with repeated hashes first. ``windows``: models have a window of coarse
       chunks.
+    - ``lossy``: share with a lossy codec, in models that have full attention only; 1.0: of no other model.
     - ``refuses_first``: rate of unused offers; ``lazy``, ``caching``: shares of runs with lazy stores, and with prefix
       caching; ``tenants``: share with several users and quotas; ``blind``: share with hashes that are equal for users.
     """
@@ -93,6 +94,7 @@ class Scenario:
     probe_key_s: float = 0.0
     loops: float = 0.0
     windows: bool = False
+    lossy: float = 0.5
 
 
 def _scenarios() -> list[Scenario]:
@@ -154,6 +156,12 @@ def _scenarios() -> list[Scenario]:
             "tenants", "Several users with quotas, who ask for the same and must get nothing of each other's.",
             (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW, _T.PARTIAL), host_slots=(16, 48),
             gpu_share=(1.0, 1.2), disk_share=(1.0, 2.0, 5.0), tenants=1.0, blind=1.0, caching=0.1, lazy=0.05,
+        ),
+        Scenario(
+            "rounded", "Tiers that round, beside others that must stay exact.",
+            (("disk",), ("disk", "objects"), ("objects", "disk"), ("disk", "disk", "objects")),
+            (_T.SLOW, _T.BAD_READS, _T.LOST_REPLIES), healthy_s=4.0, host_slots=(8, 32), gpu_share=(1.0, 1.2),
+            disk_share=(1.0, 2.0, 5.0), back=0.7, caching=0.1, rot=0.05, lossy=1.0,
         ),
         Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from simulation.engine.approximations import VALUE_BYTES, Approximations, NoApproximations
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key, make_scope, split_key
 
@@ -110,12 +111,16 @@ class Truth:
     Args:
         geometry: sizes.
         epoch: which weights: other ones give other bytes for the same tokens.
+        approximations: which other bytes a lossy codec may make of them.
     """
 
-    def __init__(self, geometry: Geometry, epoch: str) -> None:
+    def __init__(self, geometry: Geometry, epoch: str, approximations: Approximations | None = None) -> None:
         self.geometry = geometry
         self.epoch = epoch
+        self.approximations = approximations or NoApproximations()
         self.payloads: dict[Key, bytes] = {}
+        self._near: dict[Key, bytes] = {}
+        self._near_tokens: dict[tuple[bytes, int], set[bytes]] = {}
         self._digests: dict[tuple[bytes, int], bytes] = {}
         self._salt = hashlib.blake2b(epoch.encode(), digest_size=16).digest()
 
@@ -128,7 +133,8 @@ class Truth:
         digest = self._digests.get((link, group))
         if digest is None:
             text = link + group.to_bytes(2, "big")
-            digest = self._digests[link, group] = hashlib.blake2b(text, key=self._salt, digest_size=64).digest()
+            random = hashlib.blake2b(text, key=self._salt, digest_size=64).digest()
+            digest = self._digests[link, group] = self.approximations.plausible(random)
         return digest
 
     def keys(self, request: SimRequest, group: int) -> list[Key]:
@@ -143,7 +149,7 @@ class Truth:
         Of a window, the front blocks of a chunk may be missing, and are zeros then: no token attends to them any more.
         """
         right = self.payloads[key]
-        if found == right:
+        if found == right or self.approximations.agree(found, right, self._near[key]):
             return True
         group = self.geometry.groups[split_key(key)[1]]
         blocks = self.geometry.blocks_per_chunk
@@ -153,14 +159,44 @@ class Truth:
         block_bytes = len(right) // parts // blocks
         return any(_without_front(right, parts, skip * block_bytes) == found for skip in range(1, blocks))
 
+    def are_right(self, found: bytes, request: SimRequest, group: int, part: int, start: int) -> bool:
+        """Whether these bytes are the KV of tokens from ``start`` on, some of them perhaps from a lossy tier."""
+        span = slice(part * TOKEN_BYTES, (part + 1) * TOKEN_BYTES)
+        for offset in range(0, len(found), TOKEN_BYTES):
+            link = request.chain[start + offset // TOKEN_BYTES]
+            rows = [self._digest(link, group)[span], *(row[span] for row in self._near_tokens.get((link, group), ()))]
+            for at in range(0, TOKEN_BYTES, VALUE_BYTES):
+                value = found[offset + at : offset + at + VALUE_BYTES]
+                if all(row[at : at + VALUE_BYTES] != value for row in rows):
+                    return False
+        return True
+
     def learn(self, request: SimRequest) -> None:
         """Compute the payloads of all whole chunks of a request."""
         for group in self.geometry.groups:
-            tensors = len(group.page_bytes)
+            parts = len(group.page_bytes) * group.parts
             for i, key in enumerate(self.keys(request, group.index)):
                 if key not in self.payloads:
                     start, stop = i * group.chunk_tokens, (i + 1) * group.chunk_tokens
-                    self.payloads[key] = b"".join(
-                        self.tensor_bytes(request, group.index, part, start, stop)
-                        for part in range(tensors * group.parts)
+                    payload = b"".join(
+                        self.tensor_bytes(request, group.index, part, start, stop) for part in range(parts)
                     )
+                    near = self.approximations.learn(payload)
+                    self.payloads[key], self._near[key] = payload, near
+                    if near != payload:
+                        self._learn_tokens(request.chain[start:stop], group.index, near)
+
+    def _learn_tokens(self, chain: Sequence[bytes], group: int, near: bytes) -> None:
+        """Note the approximate bytes of each token of a chunk, in the order of the parts."""
+        part_bytes = len(chain) * TOKEN_BYTES
+        for number, link in enumerate(chain):
+            places = range(number * TOKEN_BYTES, len(near), part_bytes)
+            row = b"".join(near[place : place + TOKEN_BYTES] for place in places)
+            self._near_tokens.setdefault((link, group), set()).add(row)
+
+    def take_over(self, before: Truth) -> None:
+        """Take over what another process with the same weights has computed."""
+        self.payloads.update(before.payloads)
+        self._near.update(before._near)
+        for name, rows in before._near_tokens.items():
+            self._near_tokens.setdefault(name, set()).update(rows)

@@ -15,7 +15,8 @@ from simulation.checks.monitor import PROGRESS, Monitor
 from simulation.checks.probe import Probe
 from simulation.checks.trace import Trace
 from simulation.drawing.features import key_at_hand
-from simulation.drawing.run_spec import RunSpec, codec_name
+from simulation.drawing.run_spec import RunSpec
+from simulation.engine.approximations import LossyCodec
 from simulation.engine.engine import BatchingEngine
 from simulation.engine.expected_bytes import Truth
 from simulation.engine.kv_memory import KvMemory
@@ -95,12 +96,13 @@ class Process:
             self.stack = open_stack(
                 setup.config(str(era.epoch)), setup.engine, plugins=registry_of(plugins), runtime=runtime
             )
-        self.truth = Truth(self.stack.geometry, str(era.epoch))
+        lossy = LossyCodec(setup.lossy, self.stack.namespace) if setup.lossy else None
+        self.truth = Truth(self.stack.geometry, str(era.epoch), lossy)
         self.probe = Probe(self.stack)
         self.monitor = Monitor(setup, self.probe, self.truth, trace, storages)
         for tier in setup.tiers:
             storage = storages[tier.name]
-            storage.frame_check = partial(self.monitor.check_frame, codec_name(tier))
+            storage.frame_check = partial(self.monitor.check_frame, tier)
         memory = KvMemory(setup.engine, self.truth, setup.gpu_blocks)
         for rank, worker in enumerate(self.stack.workers):
             worker.register_kv_caches(memory.caches(rank))

@@ -183,7 +183,7 @@ class World:
         self._era = Era(self._era.number + 1, self._era.epoch + new_weights)
         self.process = self._start(self._era)
         if not new_weights:
-            self.process.truth.payloads.update(before.truth.payloads)
+            self.process.truth.take_over(before.truth)
         self.process.checks.demand_found(owed)
         for sequence in before.engine.sequences[: self.setup.running_max]:
             self.workload.resubmit(sequence.request)
@@ -239,7 +239,7 @@ class World:
         before.kill()
         self._era = Era(self._era.number + 1, self._era.epoch)
         self.process = self._start(self._era)
-        self.process.truth.payloads.update(before.truth.payloads)
+        self.process.truth.take_over(before.truth)
 
     def _others_write(self, storage: Storage) -> None:
         """Let another engine with the same model store a prefix."""
