@@ -77,7 +77,7 @@ def a_lapse_keeps_the_time(patch: Patch) -> None:
     patch.setattr(late, is_late)
 
 
-@breaks("silent", IN_FULL, first=25)  # a load is in flight during a silence in one seed of ten
+@breaks("silent", IN_FULL, first=160)  # a load is in flight during a silence in one seed of ten
 def the_wait_for_a_load_counts_silence(patch: Patch) -> None:
     """A request that waits for the load of another one is late after the deadline, whether or not the engine asks."""
     patch.setattr(
