@@ -102,6 +102,7 @@ def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[s
         (["--speed", "disk=three"], "give a speed such as disk=3GB,0.2ms"),
         (["--price", "disk=cheap"], "'disk=cheap' is no price; give one such as disk=0.08, per GiB"),
         (["--price", "host=1"], "there is no price of tier 'disk': add --price disk=PRICE"),
+        (["--price", "dsk=1"], "--price dsk=...: no stack has such a tier or backend"),
         (["--speed", "dsk=1GB"], "--speed dsk=...: no stack has such a tier or backend"),
         (["--prefill", "0"], "0"),
         (["--html", "/nowhere/at/all.html"], "--html /nowhere/at/all.html: No such file or directory; name a file"),

@@ -217,6 +217,17 @@ def test_gc_keeps_a_size_and_gives_files_back(run: Run, stack: Path, tmp_path: P
     assert run("gc", stack, "--to", "12 apples", "--yes").exit_code == 2
 
 
+def test_gc_says_where_room_stays_in_the_files(run: Run, stack: Path) -> None:
+    """Only whole files and their ends go back, so an operator of a full disk needs the other way."""
+    first, second = (
+        run("gc", stack, "--tier", "disk", "--to", left * FRAME_BYTES, "--shrink", "--yes").output for left in (8, 7)
+    )
+    assert "0 B of files given back" not in first, "the free end of a file"
+    assert "`tierkv copy`" not in first
+    assert "1 chunk" in second
+    assert "; 0 B of files given back, the rest stays between chunks, for new ones: `tierkv copy` to a new" in second
+
+
 def test_copy_out_and_in_moves_a_tier(run: Run, stack: Path, tmp_path: Path) -> None:
     """A tier goes to another machine: a folder with a manifest, and back."""
     folder = tmp_path / "export"

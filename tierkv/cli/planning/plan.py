@@ -48,7 +48,12 @@ from tierkv.replay.trace import Trace, load_trace
     required=True,
     help="Prompt tokens that one engine computes per second.",
 )
-@click.option("--chunk-bytes", type=Size(), required=True, help="Bytes of KV per chunk of the trace: 64MiB.")
+@click.option(
+    "--chunk-bytes",
+    type=Size(),
+    required=True,
+    help="Bytes of KV per chunk of the trace: 64MiB. `tierkv trace` prints that of your own traffic.",
+)
 @click.option(
     "--chunk-tokens", type=ChunkCount(), help="Tokens per chunk. Default: what fits the lengths in the trace."
 )

@@ -27,8 +27,10 @@ def seconds(value_s: float) -> str:
 
 
 def money(value: float | None) -> str:
-    """Format a price."""
-    return NONE if value is None else f"{value:,.0f}"
+    """Format a price: whole from a hundred on, otherwise with three digits."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
 
 
 def per_s(value: float) -> str:

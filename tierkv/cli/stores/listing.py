@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tierkv.abc import DamagedEntry, StoredNamespace
 from tierkv.cli.output import BAD, Cell, print_table
-from tierkv.cli.stores.output import Report, ago, counted, name_of, progress
+from tierkv.cli.stores.output import Report, ago, counted, counted_namespaces, name_of, progress
 from tierkv.cli.stores.target import PlaceChoice, Target, find_target, not_opened, place_options
 from tierkv.config import round_size
 from tierkv.errors import TierKVError
@@ -71,7 +71,7 @@ def ls(
         )
         print_table(place, columns, [_row(each) for each in summaries])
     total = sum(each.chunks for each in summaries), sum(each.frame_bytes for each in summaries)
-    sentence = f"{len(summaries)} namespaces, {counted(*total)}"
+    sentence = f"{counted_namespaces(len(summaries))}, {counted(*total)}"
     report.end(ctx, sentence, place=place, namespaces=[_as_json(each) for each in summaries])
 
 

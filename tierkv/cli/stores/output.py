@@ -97,6 +97,11 @@ def counted(chunks: int, size: int) -> str:
     return f"{chunks:,} chunk{'' if chunks == 1 else 's'} ({round_size(size)})"
 
 
+def counted_namespaces(count: int) -> str:
+    """Format a number of namespaces."""
+    return f"{count:,} namespace{'' if count == 1 else 's'}"
+
+
 def ago(at_s: float | None) -> str:
     """Age of a time in words; ``unknown`` without one."""
     if at_s is None:

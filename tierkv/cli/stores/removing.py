@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from tierkv.abc import StoredNamespace
-from tierkv.cli.stores.output import Report, counted, name_of, progress
+from tierkv.cli.stores.output import Report, counted, counted_namespaces, name_of, progress
 from tierkv.cli.stores.target import AgeType, PlaceChoice, chunk_filter, find_target, place_options, tenant_option
 from tierkv.config import parse_size, round_size
 from tierkv.errors import TierKVError
@@ -92,7 +92,7 @@ def rm(  # noqa: PLR0913 - click passes each option
                 report.add([refusal(at, stored, error)])
     report.add(_unknown_ages(sums, place))
     done = "would be removed" if dry_run else "removed"
-    sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}, {sums.namespaces} namespaces whole"
+    sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}, {counted_namespaces(sums.namespaces)} whole"
     report.end(ctx, sentence, place=place, dry_run=dry_run, **asdict(sums))
 
 
@@ -179,7 +179,12 @@ def gc(  # noqa: PLR0913 - click passes each option
     report.add(_unknown_ages(sums, place))
     done = "would be removed" if dry_run else "removed"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}"
-    sentence += f"; {round_size(given_up)} of files given back" if shrink else ""
+    if shrink and not dry_run:
+        sentence += f"; {round_size(given_up)} of files given back"
+        if given_up < sums.frame_bytes:
+            sentence += (
+                ", the rest stays between chunks, for new ones: `tierkv copy` to a new place makes files without it"
+            )
     report.end(ctx, sentence, place=place, dry_run=dry_run, given_up_bytes=given_up, **asdict(sums))
 
 
