@@ -330,3 +330,56 @@ def test_more_chunks_behind_one_than_are_counted(monkeypatch: pytest.MonkeyPatch
     assert sorted(order.evict(8, PINS)) == [*range(8)]
     store(order, [0], "b")
     assert order._behind[0] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chunk_that_fills_a_gap_displaces_none_before_it(name: str) -> None:
+    """A write may end late. What makes room for it is the end of the prompt, not its beginning."""
+    policy = open_policy(name, ROOM)
+    keys = keys_of(range(ROOM))
+    order = PrefixOrder(policy, keys.__getitem__)
+    shuffled = [*range(10), *range(11, ROOM)]
+    random.Random(3).shuffle(shuffled)
+    policy.add(shuffled, [keys[handle] for handle in shuffled])
+    present = [*range(10), *range(11, 20)]
+    order.mark(present, ranks_of("a", [handle + 1 for handle in present]))
+    (rank,) = ranks_of("a", [11])
+    assert order.stop_of(rank) == 9
+    victims: list[int] = []
+    for _ in range(ROOM):
+        victims += order.evict(1, PINS, rank)
+    assert {*victims} <= {*range(11, ROOM)}
+    own = [handle for handle in victims if handle < 20]
+    assert own == [*range(19, 19 - len(own), -1)], "from the end"
+
+
+def test_a_part_of_a_prefix_is_marked_behind_the_part_before_it() -> None:
+    """The chunk before it may have left and come again, so the part does not know it any more."""
+    order = PrefixOrder(LruPolicy(ROOM))
+    store(order, range(8), "a")
+    order.forget([3])
+    order.mark([0, 1, 2], ranks_of("b", [1, 2, 3]))
+    order.mark([4, 5, 6, 7], ranks_of("b", [5, 6, 7, 8]))
+    assert order.stop_of(*ranks_of("b", [4])) == 2
+    assert order.stop_of(*ranks_of("b", [9])) == 7
+
+
+def test_chunks_of_several_requests_are_told_apart() -> None:
+    """A batch of stores may be of several requests, in any order; those without a rank or a handle are left out."""
+    first, second = ranks_of("a", [1, 2, 3]), ranks_of("b", [5, 6])
+    ranks, handles = [second[1], first[2], 0, first[0], second[0], first[1]], [8, 3, 4, 1, 7, None]
+    found = {tuple(some): their for some, their in prefix_order.by_request(handles, ranks)}
+    assert found == {(1, 3): [first[0], first[2]], (7, 8): second}
+
+
+def test_a_head_before_a_lost_chunk_stays_for_its_request() -> None:
+    """No chunk knows it as the one before, but it serves the request again when the lost one is stored anew."""
+    policy, keys = LruPolicy(ROOM), keys_of(range(ROOM))
+    order = PrefixOrder(policy, keys.__getitem__)
+    store(order, range(8), "a")
+    policy.add([*range(8, ROOM)], keys[8:])
+    order.forget([4])
+    policy.remove([4])
+    victims = [handle for _ in range(4) for handle in order.evict(2, PINS, *ranks_of("a", [9]))]
+    assert len(victims) == 8
+    assert {*victims} <= {*range(8, ROOM)}
