@@ -182,6 +182,7 @@ def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **option
             assert served.core.scheduler.reset_connector_cache()
 
     answers = serve(served, prompts, on_step=on_step, **options)
+    flush(served)  # a copy or a write that is still under way holds a slot
     host = served.found(HostTier)
     host.dropping.sweep(host.num_slots)
     return {"answers": answers, "caught": caught, "room": host.room, "slots": host.num_slots}
