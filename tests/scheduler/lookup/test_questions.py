@@ -6,7 +6,11 @@ import pytest
 from calls import calls_of
 from core_parts import BedRequest, Core, disk, make_core, objects
 
-from tierkv.scheduler.lookup.questions import KEYS_PER_SEARCH
+from tierkv.manager.step_budget import StepBudget
+from tierkv.scheduler.lookup.open_lookup import OpenLookup
+from tierkv.scheduler.lookup.questions import KEYS_PER_SEARCH, SearchTurns
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
 
 STEP_KEYS = 64
 
@@ -62,3 +66,21 @@ def test_those_that_are_asked_about_first_do_not_use_up_every_step() -> None:
         assert {core.ask(request) for request in asked} == {None}
         answers.append(core.ask(last))
     assert answers[-1] == 8
+
+
+def test_a_search_knows_that_it_continues_one_of_an_earlier_step() -> None:
+    """Tiers may have answered since. Otherwise it waits for an answer that was given already, and nothing wakes it."""
+    turns, lookup = SearchTurns(StepBudget().share()), OpenLookup()
+    turns.begin_step()
+    assert turns.take(lookup)
+    lookup.begin_search(1)
+    assert not lookup.continued
+    lookup.seen, lookup.paused = {None: {Key(bytes(36)): LookupResult.RETRY}}, True
+    turns.begin_step()
+    assert turns.take(lookup)
+    lookup.begin_search(2)
+    assert lookup.continued
+    assert not lookup.is_settled(lookup.searched_version)
+    lookup.seen = {}
+    lookup.begin_search(3)
+    assert lookup.is_settled(lookup.searched_version)

@@ -92,7 +92,7 @@ class OpenLookup:
 
     def begin_search(self, step: int) -> None:
         """Begin a search, or continue one with what it has found."""
-        self.continued, self.paused = self.paused and any(self.seen.values()), False
+        self.continued, self.paused = any(self.seen.values()), False
         if self.began is None:
             self.began = step
 
