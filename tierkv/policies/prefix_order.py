@@ -10,8 +10,7 @@ before it in the prefix, and how many chunks come behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
@@ -55,14 +54,6 @@ def ranks_of(request_id: str, end_tokens: Iterable[int]) -> list[int]:
     if max(ends, default=0) > _DEPTH_MAX:
         ends = [min(end, _DEPTH_MAX) for end in ends]
     return [owner | end if end else 0 for end in ends]
-
-
-def by_request(handles: Iterable[int | None], ranks: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Handles with a rank, and their ranks, request by request and each in prefix order."""
-    known = sorted((rank, handle) for rank, handle in zip(ranks, handles, strict=True) if rank and handle is not None)
-    for _, some in groupby(known, lambda each: each[0] >> _OWNER_BITS):
-        chunks = list(some)
-        yield [handle for _, handle in chunks], [rank for rank, _ in chunks]
 
 
 class PrefixOrder:
@@ -131,10 +122,7 @@ class PrefixOrder:
         """Rank known chunks anew, in prefix order, because a request uses them. The policy is not informed."""
         if self._aware is not None and handles and ranks[0]:
             self._lengthen(max(handles) + 1)
-            before = self._chunk_at(self._before[handles[0]])
-            if before == NO_CHUNK:  # it is not known, or left the tier
-                before = self._place(ranks[0] >> _OWNER_BITS, ranks[0] - 1)[0]
-            self._enter(ranks, handles, before)
+            self._enter(ranks, handles, self._chunk_at(self._before[handles[0]]))
 
     def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
         """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
@@ -223,8 +211,9 @@ class PrefixOrder:
     # -- victims -----------------------------------------------------------------------------------------------------
 
     def stop_of(self, rank: int) -> int:
-        """The chunk just before a chunk of that rank in the prefix of the same request; ``NO_CHUNK``: none is known."""
-        return self._place(rank >> _OWNER_BITS, rank)[0] if rank else NO_CHUNK
+        """Deepest chunk of the same request, if a chunk of that rank continues it; otherwise ``NO_CHUNK``."""
+        deepest = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
+        return deepest if deepest != NO_CHUNK and _depth(self._ranks[deepest]) <= _depth(rank) else NO_CHUNK
 
     def is_cut(self, *ranks: int) -> bool:
         """Whether one of the chunks of these ranks would continue a prefix whose end was evicted or refused."""
@@ -248,24 +237,24 @@ class PrefixOrder:
         if self._aware is None or stop == NO_CHUNK:
             victims = self._policy.evict(count, pins)
         else:
-            victims = self._evict_before(self._aware, count, pins, stop, rank)
+            victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
             if not victims and (chain := self._chain(stop)):
                 self._policy.release(chain)
-                victims = self._evict_before(self._aware, count, pins, stop, rank)
+                victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
         self.evicted(victims)
         return victims
 
     def _evict_before(
-        self, policy: PrefixAwarePolicy, count: int, pins: Sequence[int], stop: int, rank: int
+        self, policy: PrefixAwarePolicy, count: int, pins: Sequence[int], stop: int, owner: int
     ) -> Sequence[int]:
-        """Victims of a policy that neither a chunk of that rank nor others need. stop: the one just before it.
+        """Victims of a policy that neither a request nor chunks behind them need. stop: deepest chunk of that request.
 
         Where it chooses some that are needed, because it moves nothing at a use, they are added anew.
         """
         moved: set[int] = set()
         while True:
             victims = policy.evict_before(count, pins, stop)
-            needed = self._needed(victims, rank)
+            needed = self._needed(victims, owner)
             if not needed or self._key_of is None:
                 return victims
             again = not moved.isdisjoint(needed)
@@ -275,11 +264,10 @@ class PrefixOrder:
             if again or len(needed) < len(victims) or len(moved) > CHAIN_MAX:
                 return [handle for handle in victims if handle not in needed]
 
-    def _needed(self, victims: Sequence[int], rank: int) -> set[int]:
-        """Those of ``victims`` that a request used before that rank, or that come before a chunk that stays."""
-        owner = rank >> _OWNER_BITS << _OWNER_BITS
-        ranked = [handle for handle, known in zip(victims, self.ranks_at(victims), strict=True) if known]
-        needed = {handle for handle in ranked if owner <= self._ranks[handle] <= rank}
+    def _needed(self, victims: Sequence[int], owner: int) -> set[int]:
+        """Those of ``victims`` that belong to that request, or come before a chunk that is not evicted with them."""
+        ranked = [handle for handle, rank in zip(victims, self.ranks_at(victims), strict=True) if rank]
+        needed = {handle for handle in ranked if self._ranks[handle] >> _OWNER_BITS == owner}
         before = {handle: self._chunk_at(self._before[handle]) for handle in ranked if handle not in needed}
         staying = {handle: self._behind[handle] for handle in before}  # chunks behind each that are not evicted
         for last in before.values():
