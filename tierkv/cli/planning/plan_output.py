@@ -16,6 +16,8 @@ from tierkv.planning.traffic import Moved
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
 NONE = "-"
+WHOLE_MIN = 100
+"""Price from which on it is shown without digits."""
 
 
 def seconds(value_s: float) -> str:
@@ -27,10 +29,10 @@ def seconds(value_s: float) -> str:
 
 
 def money(value: float | None) -> str:
-    """Format a price: whole from a hundred on, otherwise with three digits."""
+    """Format a price: whole, or with three digits."""
     if value is None:
         return NONE
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
+    return f"{value:,.0f}" if abs(value) >= WHOLE_MIN else f"{value:.3g}"
 
 
 def per_s(value: float) -> str:
