@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,15 @@ import pytest
 
 import tierkv_lmdb
 from tierkv.abc import BackendContext, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.errors import BackendError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb import LmdbOptions
 
 KIB, MIB = 1024, 1024**2
 CHILD_TIMEOUT_S = 60
+WAIT_S = 30.0
+FRAME = bytes(range(256)) * 200
 
 
 def namespace(model: str = "tests") -> Namespace:
@@ -62,6 +66,22 @@ def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * KIB) -> list[bytes | 
         bytes(request.buffer[:result]) if isinstance(result, int) else result
         for request, result in zip(requests, results, strict=True)
     ]
+
+
+def put_once(backend: Any, number: int) -> list[object]:
+    """Write one frame; an exception is its result."""
+    try:
+        return put(backend, {key(number): FRAME})  # type: ignore[return-value]
+    except BackendError as error:
+        return [error]
+
+
+def write_until_stored(backend: Any, number: int) -> None:
+    """Repeat a write while the tier pauses; fail after ``WAIT_S``."""
+    give_up_s = time.monotonic() + WAIT_S
+    while (results := put_once(backend, number)) != [None]:
+        assert time.monotonic() < give_up_s, results
+        time.sleep(0.02)
 
 
 def run_child(code: str, *arguments: object, timeout_s: float = CHILD_TIMEOUT_S) -> str:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +18,11 @@ from typing import Any
 
 import lmdb
 import pytest
-from lmdb_support import directory, get, key, open_at, put, run_child
+from lmdb_support import FRAME, WAIT_S, directory, get, key, open_at, put, put_once, write_until_stored
 
 from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
 from tierkv_lmdb.environments import keeper
 from tierkv_lmdb.environments.environment import Environment
-
-WAIT_S = 30.0
-FRAME = bytes(range(256)) * 200
 
 
 def fail_next_meta_page(place: Path) -> None:
@@ -51,26 +47,10 @@ def fail_next_meta_page(place: Path) -> None:
     os.close(read_only)
 
 
-def put_once(backend: Any, number: int) -> list[object]:
-    """Write one frame; an exception is its result."""
-    try:
-        return put(backend, {key(number): FRAME})  # type: ignore[return-value]
-    except BackendError as error:
-        return [error]
-
-
 def delete_once(backend: Any, number: int) -> None:
     """Delete one frame, if that is possible at present."""
     with contextlib.suppress(BackendError):
         backend.delete([key(number)])
-
-
-def write_until_stored(backend: Any, number: int) -> None:
-    """Repeat a write while the tier pauses; fail after ``WAIT_S``."""
-    give_up_s = time.monotonic() + WAIT_S
-    while (results := put_once(backend, number)) != [None]:
-        assert time.monotonic() < give_up_s, results
-        time.sleep(0.02)
 
 
 def test_failed_meta_page_costs_one_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,98 +191,6 @@ def test_threads_share_one_reopening(tmp_path: Path) -> None:
     backend.close()
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "data removed": lambda where: (where / "data.mdb").unlink(),
-    "data replaced": lambda where: (
-        shutil.copy(where / "data.mdb", where / "copy") and (where / "copy").replace(where / "data.mdb")
-    ),
-    "data truncated": lambda where: os.truncate(where / "data.mdb", 5000),
-    "data emptied": lambda where: os.truncate(where / "data.mdb", 0),
-    "lock removed": lambda where: (where / "lock.mdb").unlink(),
-    "lock truncated": lambda where: os.truncate(where / "lock.mdb", 0),
-    "lock overwritten": lambda where: (where / "lock.mdb").write_bytes(b"\xff" * (where / "lock.mdb").stat().st_size),
-}
-
-DAMAGED_WHILE_OPEN = """
-import sys, pathlib, lmdb_support as s, test_healing as t
-place = pathlib.Path(sys.argv[1])
-backend = s.open_at(place)
-for number in range(40):
-    assert s.put(backend, {s.key(number): t.FRAME}) == [None]
-t.CHANGES[sys.argv[2]](s.directory(place))
-found = s.get(backend, *map(s.key, range(40)))
-assert set(found) <= {t.FRAME, None}, found
-t.write_until_stored(backend, 50)
-for number in range(40):
-    assert s.put(backend, {s.key(number): t.FRAME}) == [None]
-assert s.get(backend, *map(s.key, range(40))) == [t.FRAME] * 40
-assert len(list(backend.scan())) == 41
-backend.close()
-print("stored", found.count(None))
-"""
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_files_that_change_while_open(tmp_path: Path, what: str) -> None:
-    """LMDB reads its files through maps: past the end of one that shrank, an access ends the process (SIGBUS).
-
-    The tier starts empty, because the files no longer belong together.
-    """
-    assert run_child(DAMAGED_WHILE_OPEN, tmp_path, what) == "stored 40\n"
-
-
-ROOT_FIELDS = {"flags": (4, 2), "depth": (6, 2), "leaf pages": (16, 8), "overflow pages": (24, 8), "root": (40, 8)}
-"""Offset and length of fields in LMDB's description of a tree, which follows the tree's name."""
-
-OVERWRITTEN_WHILE_OPEN = """
-import os, re, sys, pathlib, lmdb_support as s, test_healing as t
-place, (offset, length) = pathlib.Path(sys.argv[1]), t.ROOT_FIELDS[sys.argv[2]]
-backend = s.open_at(place)
-for number in range(40):
-    assert s.put(backend, {s.key(number): t.FRAME}) == [None]
-data = s.directory(place) / "data.mdb"
-with data.open("r+b") as file:
-    for name in re.finditer(b"frames", data.read_bytes()):
-        file.seek(name.end() + offset)
-        file.write(b"\\x00\\x00\\x00\\x00\\x10\\x00\\x00\\x00"[-length:] if length == 8 else b"\\x55" * length)
-t.write_until_stored(backend, 50)
-for number in range(40):
-    assert s.put(backend, {s.key(number): t.FRAME}) == [None]
-assert s.get(backend, *map(s.key, range(40))) == [t.FRAME] * 40
-backend.close()
-"""
-
-
-@pytest.mark.parametrize("field", ROOT_FIELDS)
-def test_the_root_of_a_tree_that_is_overwritten_while_open(tmp_path: Path, field: str) -> None:
-    """LMDB reads it in each transaction, and refuses the tree; without a reopening it would store nothing again."""
-    run_child(OVERWRITTEN_WHILE_OPEN, tmp_path, field)
-
-
-@pytest.mark.parametrize("error", ["BadDbiError", "BadTxnError"])
-def test_doubt_reopens_and_keeps_a_sound_file(tmp_path: Path, error: str) -> None:
-    """The check of the file at its opening decides what is lost: here nothing is."""
-    backend = open_at(tmp_path)
-    put(backend, {key(1): FRAME})
-    with pytest.raises(lmdb.Error), backend._env.reading():
-        raise getattr(lmdb, error)("found")
-    assert get(backend, key(1)) == [FRAME]
-    assert backend._environments.restarts == 1
-    backend.close()
-
-
-def test_directory_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
-    """The owner lock went with the directory: another process may write to the new one."""
-    backend = open_at(tmp_path)
-    put(backend, {key(1): FRAME})
-    directory(tmp_path).rename(tmp_path / "elsewhere")
-    directory(tmp_path).mkdir()
-    with pytest.raises(BackendUnavailableError, match="removed or replaced"):
-        put(backend, {key(1): FRAME})
-    assert list(directory(tmp_path).iterdir()) == []
-    backend.close()
-
-
 @pytest.mark.parametrize("error", sorted(["CorruptedError", "PageNotFoundError", "PageFullError", "InvalidError"]))
 def test_damage_that_lmdb_finds_starts_empty(tmp_path: Path, error: str, caplog: pytest.LogCaptureFixture) -> None:
     """Data that LMDB cannot read stays so; a namespace that kept it would never store again."""
@@ -382,14 +270,14 @@ t.keeper.STEADY_S = 0.0  # no pauses: the failures are more frequent than those 
 backend = s.open_at(pathlib.Path(sys.argv[1]), durability=sys.argv[2])
 stored, failures = set(), 0
 for number in range(60):
-    failures += t.put_once(backend, number) != [None]
-    t.write_until_stored(backend, number)
+    failures += s.put_once(backend, number) != [None]
+    s.write_until_stored(backend, number)
     stored.add(number)
     if number >= 8:
         t.delete_once(backend, number - 8)
         stored.discard(number - 8)
-        t.write_until_stored(backend, 100)
-    assert s.get(backend, *map(s.key, stored)) == [t.FRAME] * len(stored)
+        s.write_until_stored(backend, 100)
+    assert s.get(backend, *map(s.key, stored)) == [s.FRAME] * len(stored)
 print(failures, backend._environments.restarts, *sorted(stored))
 backend.close()
 """

@@ -1,0 +1,105 @@
+"""Files that change under an open environment: it notices, starts afresh, and stores again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+from lmdb_support import FRAME, directory, get, key, open_at, put, run_child
+
+from tierkv.errors import BackendUnavailableError
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "data removed": lambda where: (where / "data.mdb").unlink(),
+    "data replaced": lambda where: (
+        shutil.copy(where / "data.mdb", where / "copy") and (where / "copy").replace(where / "data.mdb")
+    ),
+    "data truncated": lambda where: os.truncate(where / "data.mdb", 5000),
+    "data emptied": lambda where: os.truncate(where / "data.mdb", 0),
+    "lock removed": lambda where: (where / "lock.mdb").unlink(),
+    "lock truncated": lambda where: os.truncate(where / "lock.mdb", 0),
+    "lock overwritten": lambda where: (where / "lock.mdb").write_bytes(b"\xff" * (where / "lock.mdb").stat().st_size),
+}
+
+DAMAGED_WHILE_OPEN = """
+import sys, pathlib, lmdb_support as s, test_files_while_open as t
+place = pathlib.Path(sys.argv[1])
+backend = s.open_at(place)
+for number in range(40):
+    assert s.put(backend, {s.key(number): s.FRAME}) == [None]
+t.CHANGES[sys.argv[2]](s.directory(place))
+found = s.get(backend, *map(s.key, range(40)))
+assert set(found) <= {s.FRAME, None}, found
+s.write_until_stored(backend, 50)
+for number in range(40):
+    assert s.put(backend, {s.key(number): s.FRAME}) == [None]
+assert s.get(backend, *map(s.key, range(40))) == [s.FRAME] * 40
+assert len(list(backend.scan())) == 41
+backend.close()
+print("stored", found.count(None))
+"""
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_files_that_change_while_open(tmp_path: Path, what: str) -> None:
+    """LMDB reads its files through maps: past the end of one that shrank, an access ends the process (SIGBUS).
+
+    The tier starts empty, because the files no longer belong together.
+    """
+    assert run_child(DAMAGED_WHILE_OPEN, tmp_path, what) == "stored 40\n"
+
+
+ROOT_FIELDS = {"flags": (4, 2), "depth": (6, 2), "leaf pages": (16, 8), "overflow pages": (24, 8), "root": (40, 8)}
+"""Offset and length of fields in LMDB's description of a tree, which follows the tree's name."""
+
+OVERWRITTEN_WHILE_OPEN = """
+import os, re, sys, pathlib, lmdb_support as s, test_files_while_open as t
+place, (offset, length) = pathlib.Path(sys.argv[1]), t.ROOT_FIELDS[sys.argv[2]]
+backend = s.open_at(place)
+for number in range(40):
+    assert s.put(backend, {s.key(number): s.FRAME}) == [None]
+data = s.directory(place) / "data.mdb"
+with data.open("r+b") as file:
+    for name in re.finditer(b"frames", data.read_bytes()):
+        file.seek(name.end() + offset)
+        file.write(b"\\x00\\x00\\x00\\x00\\x10\\x00\\x00\\x00"[-length:] if length == 8 else b"\\x55" * length)
+s.write_until_stored(backend, 50)
+for number in range(40):
+    assert s.put(backend, {s.key(number): s.FRAME}) == [None]
+assert s.get(backend, *map(s.key, range(40))) == [s.FRAME] * 40
+backend.close()
+"""
+
+
+@pytest.mark.parametrize("field", ROOT_FIELDS)
+def test_the_root_of_a_tree_that_is_overwritten_while_open(tmp_path: Path, field: str) -> None:
+    """LMDB reads it in each transaction, and refuses the tree; without a reopening it would store nothing again."""
+    run_child(OVERWRITTEN_WHILE_OPEN, tmp_path, field)
+
+
+@pytest.mark.parametrize("error", ["BadDbiError", "BadTxnError"])
+def test_doubt_reopens_and_keeps_a_sound_file(tmp_path: Path, error: str) -> None:
+    """The check of the file at its opening decides what is lost: here nothing is."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): FRAME})
+    with pytest.raises(lmdb.Error), backend._env.reading():
+        raise getattr(lmdb, error)("found")
+    assert get(backend, key(1)) == [FRAME]
+    assert backend._environments.restarts == 1
+    backend.close()
+
+
+def test_directory_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
+    """The owner lock went with the directory: another process may write to the new one."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): FRAME})
+    directory(tmp_path).rename(tmp_path / "elsewhere")
+    directory(tmp_path).mkdir()
+    with pytest.raises(BackendUnavailableError, match="removed or replaced"):
+        put(backend, {key(1): FRAME})
+    assert list(directory(tmp_path).iterdir()) == []
+    backend.close()
