@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from core_parts import DISK, FRAME_BYTES, OBJECTS
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.lower.residency import HEADROOM_FRAMES_MAX
 from tierkv.policies.lru import LruPolicy
+from tierkv.policies.prefix_order import CHAIN_MAX, ranks_of
 from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
@@ -184,6 +187,30 @@ def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
     if capacity < FRAME_BYTES:
         assert not victims
     tier.validate()
+
+
+def test_chunks_that_others_need_cost_a_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy may offer heads before their tails. Room is made over several calls then, each of bounded work."""
+    count, each = 20_000, 50
+    rows = [*range(count)]
+    Random(1).shuffle(rows)
+    tier = tier_of(frames=count)
+    tier.load_index([(make_key(b"%8d" % row, 0), FRAME_BYTES) for row in rows])
+    residency, moved = tier.residency, list[int]()
+    for first in range(0, count, each):
+        some = residency.rows.rows_of([make_key(b"%8d" % row, 0) for row in range(first, first + each)])
+        residency.listed.order.mark(some, ranks_of(f"{first}", range(1, each + 1)))
+    add = residency.policy.add
+    monkeypatch.setattr(residency.policy, "add", lambda rows, keys: (moved.append(len(rows)), add(rows, keys)))
+    (rank,) = ranks_of("0", [each + 1])
+    victims: list[Key] = []
+    for _ in range(200):
+        before = sum(moved)
+        victims += residency.evict_for(FRAME_BYTES, 512, 512, rank)
+        assert sum(moved) - before <= CHAIN_MAX + HEADROOM_FRAMES_MAX
+    assert len(victims) == 512
+    kept = {*range(count)} - {int(key[:8]) for key in victims}
+    assert all(row in kept or row + 1 not in kept or (row + 1) % each == 0 for row in range(count)), "tails only"
 
 
 @pytest.mark.parametrize(("read_bytes", "free"), [(4 * FRAME_BYTES, 50), (3 * FRAME_BYTES, 8), (None, 8)])

@@ -269,12 +269,12 @@ class Residency:
         evicted: list[Key] = []
         while missing > 0 and self.listed.evictable and len(evicted) < victims_max:
             # As many as are needed even if all of them are of the largest size.
-            before = self._deleting_bytes
-            victims = self.evict(min(max(1, missing // self._frame_bytes_max), victims_max - len(evicted)), rank)
-            if not victims:
-                break
+            wanted = min(max(1, missing // self._frame_bytes_max), victims_max - len(evicted), self.listed.evictable)
+            before, victims = self._deleting_bytes, self.evict(wanted, rank)
             evicted += victims
             missing -= self._deleting_bytes - before
+            if len(victims) < wanted:  # chunks that others need were passed over, and that costs: the rest comes later
+                break
         return evicted
 
     def evict(self, count: int, rank: int = 0) -> list[Key]:
