@@ -2,7 +2,7 @@
 
 It imports nothing but what is installed, and ends with the first thing that is wrong. For each distribution it looks at
 version, license, type marker and entry points. Each backend that needs no server stores a chunk, is closed, and returns
-the same bytes to the next process's stack.
+the same bytes to a second stack.
 """
 
 from __future__ import annotations
