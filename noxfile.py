@@ -16,7 +16,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
 
 from sessions.debian import fetch_program
-from sessions.engines import GEMMA, ROUTER, SGLANG, install_vllm, lay_over_vllm, measure_gemma
+from sessions.engines import GEMMA, LMCACHE, ROUTER, SGLANG, install_vllm, lay_over_vllm, measure_gemma
 from sessions.installing import (
     CONSTRAINTS,
     LOCK,
@@ -186,6 +186,15 @@ def sglang(session: nox.Session) -> None:
         session.run("python", "-m", "benchmarks", *session.posargs)
     else:
         pytest(session, tests)
+
+
+@nox.session
+def lmcache(session: nox.Session) -> None:
+    """The disk tier beside LMCache's file client, measured in one run; 1 GB of disk (-- BENCHMARK OPTIONS)."""
+    session.install(*CONSTRAINTS, "torch")
+    session.install("--no-deps", LMCACHE)  # its requirements are for GPUs; its file client needs torch only
+    session.install(*CONSTRAINTS, *everything("torch"))
+    session.run("python", "-m", "benchmarks", "lmcache", *session.posargs)
 
 
 @nox.session

@@ -27,6 +27,7 @@ BENCHMARKS = {
     "vllm_manager": "store cycle and lookup beside vLLM's own manager, where vLLM is installed",
     "vllm_ab": "one workload through vLLM's own tiering and through both seams of tierkv, where vLLM is installed",
     "sglang": "backup and prefetch beside SGLang's own backend for files, where SGLang is installed",
+    "lmcache": "the disk tier beside LMCache's file client, on the same frames, where LMCache is installed",
     "first_token": "first token from disk, alone and in a queue, beside vLLM's own tiering, where vLLM is installed",
     "reset_held": "the worst call and step after a reset of a million held slots, with 10,000 offers, with events",
     "memory": "bytes of the index and the policy per resident chunk",
@@ -57,7 +58,7 @@ BENCHMARKS = {
 WINGS = {
     "core": ("lookup", "store_cycle", "engine_calls", "chunk_costs", "step_calls", "cascade", "reset_held", "memory"),
     "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
-    "side_by_side": ("vllm_manager", "vllm_ab", "first_token", "sglang"),
+    "side_by_side": ("vllm_manager", "vllm_ab", "first_token", "sglang", "lmcache"),
     "stress": ("overload", "long_prompt", "waiting", "burst", "vllm_load"),
     "steps": ("decode_step",),
     "tiers": (

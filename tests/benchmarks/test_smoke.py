@@ -54,7 +54,7 @@ def rows(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
 def test_every_benchmark_has_rows(rows: list[dict[str, Any]]) -> None:
     """A benchmark without rows would go unnoticed until its figure is needed."""
     # These have rows where there is vLLM, a model, or CUDA.
-    elsewhere = {"vllm_manager", "vllm_ab", "first_token", "vllm_load", "sglang", "gpu_copies"}
+    elsewhere = {"vllm_manager", "vllm_ab", "first_token", "vllm_load", "sglang", "lmcache", "gpu_copies"}
     elsewhere |= {"model_kv", "model_transformers", "model_vllm"}
     assert {row["benchmark"] for row in rows} - elsewhere == NAMES
 

@@ -17,6 +17,7 @@ SHORT_ON_PURPOSE = {
     "lint",
     "types",
     "layers",
+    "lmcache",
     "tests",
     "conformance",
     "fuzz",

