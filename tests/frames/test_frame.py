@@ -25,6 +25,7 @@ from tierkv.frames.frame import (
     frame_bytes,
     pack_header,
     parse_header,
+    raw_page,
 )
 from tierkv.types.keys import make_key
 
@@ -192,6 +193,25 @@ def test_any_header_is_read_back(header: FrameHeader) -> None:
     page = memoryview(bytearray(HEADER_BYTES))
     pack_header(header, page)
     assert parse_header(page) == header
+
+
+@given(
+    key=st.binary(min_size=1, max_size=KEY_BYTES_MAX),
+    raw_bytes=st.integers(0, 2**64 - 1),
+    digest=st.binary(min_size=16, max_size=16),
+)
+def test_a_raw_page_is_the_packed_header(key: bytes, raw_bytes: int, digest: bytes) -> None:
+    """Frames are sealed and checked by the one, described and parsed by the other."""
+    page = bytearray(b"\xee" * HEADER_BYTES)
+    pack_header(FrameHeader("none", NAMESPACE, key, raw_bytes, raw_bytes, digest, digest), memoryview(page))
+    assert raw_page(NAMESPACE, key, raw_bytes, digest) == page
+
+
+@pytest.mark.parametrize(("key", "digest"), [(b"", bytes(16)), (bytes(257), bytes(16)), (KEY, bytes(15))])
+def test_a_raw_page_of_wrong_lengths_is_a_mistake(key: bytes, digest: bytes) -> None:
+    """The fields would be cut off or padded in silence."""
+    with pytest.raises(ValueError, match="has"):
+        raw_page(NAMESPACE, key, 5, digest)
 
 
 @given(digests=st.lists(st.binary(min_size=16, max_size=16), min_size=2, max_size=PARTS_MAX))

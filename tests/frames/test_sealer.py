@@ -55,6 +55,28 @@ def test_any_damaged_payload_byte_is_detected(offset: int, flip: int) -> None:
         SEALER.check_slot(memoryview(slot), KEY)
 
 
+def test_any_damaged_header_byte_is_detected() -> None:
+    """Promise 1, for the header page: of a frame in a cache, and of one on a disk."""
+    slot = sealed()
+    for offset in range(HEADER_BYTES):
+        slot[offset] ^= 0x41
+        with pytest.raises(CorruptFrameError):
+            SEALER.check_slot(memoryview(slot), KEY, payload=False)
+        slot[offset] ^= 0x41
+    SEALER.check_slot(memoryview(slot), KEY)
+
+
+def test_an_undamaged_frame_is_not_parsed_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is checked twice on its way to the GPU: fields took a third of the time that copies 64 KiB."""
+    slot = memoryview(sealed())
+    monkeypatch.setattr("tierkv.frames.sealer.parse_header", None)
+    monkeypatch.setattr("tierkv.frames.sealer.pack_header", None)
+    SEALER.seal(slot, KEY, RAW_BYTES)
+    digest = checksum(slot[HEADER_BYTES : HEADER_BYTES + RAW_BYTES])
+    header = FrameHeader("none", NAMESPACE, KEY, RAW_BYTES, RAW_BYTES, digest, digest)
+    assert SEALER.check_slot(slot, KEY) == SEALER.check_slot(slot, KEY, payload=False) == header
+
+
 def sealed_in_parts(parts: int = 4) -> bytearray:
     """Return a slot whose parts were checksummed one by one."""
     slot = sealed()

@@ -66,6 +66,9 @@ _HEADER_CHECKSUM = struct.Struct("<Q")
 _USED_BYTES = _FIXED.size + _HEADER_CHECKSUM.size
 ZEROS = bytes(HEADER_BYTES)
 _UNUSED = bytes(HEADER_BYTES - _USED_BYTES)
+_RAW = NO_CODEC.encode("ascii")
+_CLAIMS = struct.Struct("<Q16s")
+_CLAIMS_AT = 314
 _FLAG_PARTS, _FLAG_WITHHELD, _FLAG_APPROXIMATE, _FLAG_NOTES = 1, 2, 4, 8
 _FLAGS = _FLAG_PARTS | _FLAG_WITHHELD | _FLAG_APPROXIMATE | _FLAG_NOTES
 _NOTES = HEADER_BYTES - CODEC_NOTES_BYTES
@@ -177,6 +180,32 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     out[end:HEADER_BYTES] = ZEROS[end:]
     if header.notes:
         out[_NOTES:HEADER_BYTES] = header.notes
+
+
+def raw_page(namespace: bytes, key: bytes, raw_bytes: int, raw_checksum: bytes) -> bytes:
+    """Return the header page of a raw frame without parts, as :func:`pack_header` writes it.
+
+    Nothing else determines such a page, so one comparison checks a page. Nearly all frames are such; this takes a third
+    of the time of packing, or parsing, field by field.
+
+    Raises:
+        ValueError: key or checksum have an invalid length.
+    """
+    if not 1 <= len(key) <= KEY_BYTES_MAX:
+        raise ValueError(f"a key has 1 to {KEY_BYTES_MAX} bytes, this one has {len(key)}: {key.hex()}")
+    if len(raw_checksum) != CHECKSUM_BYTES:
+        raise ValueError(f"a checksum has {CHECKSUM_BYTES} bytes, got {raw_checksum!r}")
+    fixed = _FIXED.pack(
+        MAGIC, FORMAT_VERSION, 0, HEADER_BYTES, _RAW, namespace, len(key), key,
+        raw_bytes, raw_bytes, raw_checksum, raw_checksum,
+    )  # fmt: skip
+    return fixed + _HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(fixed)) + _UNUSED
+
+
+def claims_of(page: bytes) -> tuple[int, bytes]:
+    """Length and checksum of the stored payload, as a page claims without any check."""
+    stored_bytes, digest = _CLAIMS.unpack_from(page, _CLAIMS_AT)
+    return stored_bytes, digest
 
 
 def _pack_parts(part_checksums: Sequence[bytes]) -> bytes:

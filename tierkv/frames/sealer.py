@@ -10,15 +10,18 @@ from collections.abc import Iterable, Sequence
 from tierkv.errors import CorruptFrameError
 from tierkv.frames.frame import (
     HEADER_BYTES,
+    KEY_BYTES_MAX,
     NO_CODEC,
     ZEROS,
     FrameHeader,
     checksum,
     checksum_of_parts,
+    claims_of,
     expect_field,
     frame_bytes,
     pack_header,
     parse_header,
+    raw_page,
 )
 from tierkv.types.namespace import FINGERPRINT_BYTES
 
@@ -84,6 +87,9 @@ class FrameSealer:
         payload_end = HEADER_BYTES + raw_bytes
         if end > payload_end:
             slot[payload_end:end] = ZEROS[: end - payload_end]
+        if not part_checksums and not approximate:
+            slot[:HEADER_BYTES] = raw_page(self.namespace, key, raw_bytes, raw_checksum)
+            return
         pack_header(
             FrameHeader(
                 NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum, part_checksums,
@@ -117,7 +123,8 @@ class FrameSealer:
             CorruptFrameError: it does not; the message names the difference.
         """
         header = self.check_frame(slot, key, payload=payload)
-        expect_field("codec", header.codec, NO_CODEC)
+        if header.codec != NO_CODEC:
+            expect_field("codec", header.codec, NO_CODEC)
         if frame_bytes(header.raw_bytes) > len(slot):
             raise CorruptFrameError(f"frame of {frame_bytes(header.raw_bytes)} bytes is cut off at {len(slot)}")
         return header
@@ -128,6 +135,9 @@ class FrameSealer:
         Raises:
             CorruptFrameError: it is not the frame of ``key`` in this namespace, or is damaged.
         """
+        return self._raw_header(frame, key, payload=payload) or self._check_by_field(frame, key, payload=payload)
+
+    def _check_by_field(self, frame: memoryview, key: bytes, *, payload: bool) -> FrameHeader:
         header = parse_header(frame, verify=self.verify)
         if header.namespace != self.namespace:
             expect_field("namespace", header.namespace, self.namespace)
@@ -149,6 +159,19 @@ class FrameSealer:
                 if found != header.stored_checksum:
                     expect_field("stored checksum", header.stored_checksum, found)
         return header
+
+    def _raw_header(self, frame: memoryview, key: bytes, *, payload: bool) -> FrameHeader | None:
+        """Return the header of an undamaged raw frame without parts; None where a check by field has to decide."""
+        page = bytes(frame[:HEADER_BYTES])
+        if len(page) < HEADER_BYTES or not (self.verify and 1 <= len(key) <= KEY_BYTES_MAX):
+            return None
+        raw_bytes, digest = claims_of(page)
+        end = HEADER_BYTES + raw_bytes
+        if end > len(frame) or page != raw_page(self.namespace, key, raw_bytes, digest):
+            return None
+        if payload and checksum(frame[HEADER_BYTES:end]) != digest:
+            return None
+        return FrameHeader(NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, digest, digest)
 
     def check_raw(self, slot: memoryview, header: FrameHeader) -> None:
         """Check that the payload in a slot has the raw checksum of ``header``.

@@ -52,19 +52,21 @@ class HostCopies:
         failed: set[Key] = set()
         checksums: list[bytes] = []
         parts = chunk_blocks(job, self._rank_slice.geometry.blocks_per_chunk)
+        copy = self._store if job.is_store else self._load
+        takes_turns = job.is_store and self._rank_slice.takes_turns
+        has_all_blocks = self._pages.has_blocks(job)
         for key, ref, group, (skip, block_ids) in zip(job.keys, job.slots, job.chunk_groups, parts, strict=True):
             digest = b""
-            if job.is_store and not self._rank_slice.stores(ref.slot, group):
+            if takes_turns and not self._rank_slice.stores(ref.slot, group):
                 checksums.append(digest)
                 continue
             if ref == VOID_SLOT:  # a key that cannot be loaded; its blocks may belong to another request by now
                 failed.add(key)
                 continue
             try:
-                if job.is_store:
-                    digest = self._store(key, ref.slot, group, skip, block_ids)
-                else:
-                    self._load(key, ref.slot, group, skip, block_ids)
+                if not has_all_blocks:
+                    self._pages.check_ids(group, block_ids)
+                digest = copy(key, ref.slot, group, skip, block_ids)
             except Exception as error:  # noqa: BLE001 - any error concerns this chunk alone (promise 3)
                 log_failure(self._rank_slice.log, key, error)
                 failed.add(key)
@@ -73,14 +75,13 @@ class HostCopies:
         return CopyResult(frozenset(failed), tuple(checksums), self._clock() - began_s)
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
-        self._pages.check_ids(group, block_ids)
         pieces = self._pages.gather_in_pieces(group, skip, block_ids, self._rank_slice.part(slot, group))
         return self._rank_slice.finish_store(key, slot, group, pieces)
 
-    def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
+    def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         self._rank_slice.check_load(key, slot, group)
-        self._pages.check_ids(group, block_ids)
         self._pages.scatter(group, skip, block_ids, self._rank_slice.part(slot, group))
+        return b""
 
 
 class HostTransfer:

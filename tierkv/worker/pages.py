@@ -9,7 +9,7 @@ equals the part of a worker with these heads alone. These copies are strided, on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tierkv.errors import EngineProtocolError
 from tierkv.memory.arena import Bytes
 from tierkv.types.geometry import Geometry, GroupGeometry
+from tierkv.types.transfers import ChunksInBlocks
 
 _PIECE_BYTES = 256 << 10
 """Bytes that are copied before they are given out for a checksum: they fit the cache of a core."""
@@ -56,11 +57,29 @@ class HostPages:
         for _ in self.gather_in_pieces(group, skip, block_ids, part):
             pass
 
-    def gather_in_pieces(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> Iterator[Bytes]:
-        """Copy blocks as :meth:`gather` does, and yield each piece of ``part``, in order, once it is in place.
+    def gather_in_pieces(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> Iterable[Bytes]:
+        """Copy blocks as :meth:`gather` does, and give each piece of ``part``, in order, once it is in place.
 
-        The processor's cache still holds a piece when it is yielded: its checksum then costs half as much.
+        The processor's cache still holds a piece when it is given: its checksum then costs half as much.
         """
+        end = self._ranges[group][-1][2]
+        if self._blocks_per_chunk == len(block_ids) == 1 and end <= _PIECE_BYTES:
+            # As in most stores: a page or two, and one piece.
+            for pages, start, stop in self._ranges[group]:
+                part[start:stop].reshape(pages.shape[1:])[:] = pages[block_ids[0]]
+            return (part[:end],)
+        return self._pieces(group, skip, block_ids, part)
+
+    def has_blocks(self, job: ChunksInBlocks) -> bool:
+        """Whether all blocks of a job exist. One question for a job costs less than one for each chunk."""
+        start = 0
+        for num_blocks, size in zip(self._num_blocks, job.group_sizes, strict=True):
+            ids, start = job.block_ids[start : start + size], start + size
+            if ids and not 0 <= min(ids) <= max(ids) < num_blocks:
+                return False
+        return True
+
+    def _pieces(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> Iterator[Bytes]:
         chunk_blocks, yielded = self._blocks_per_chunk, 0
         ids = np.asarray(block_ids, dtype=np.intp) if chunk_blocks > 1 else block_ids
         for pages, start, end in self._ranges[group]:
@@ -85,7 +104,7 @@ class HostPages:
         """Copy a part to blocks, except its first ``skip`` blocks and those behind the last given one."""
         if self._blocks_per_chunk == len(block_ids) == 1:
             for pages, start, end in self._ranges[group]:
-                np.copyto(pages[block_ids[0]], part[start:end].reshape(pages.shape[1:]))
+                pages[block_ids[0]] = part[start:end].reshape(pages.shape[1:])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
         for pages, start, end in self._ranges[group]:

@@ -66,9 +66,13 @@ class RankSlice:
             for group in geometry.groups
         ]
         # A staged engine gives the bytes of a block, but not always how many of them each group uses.
+        used = [geometry.blocks_per_chunk * sum(group.page_bytes) for group in geometry.groups]
         self._unused = [
-            slice(geometry.blocks_per_chunk * sum(group.page_bytes), group.worker_bytes) for group in geometry.groups
+            slice(end, group.worker_bytes) if end < group.worker_bytes else None
+            for end, group in zip(used, geometry.groups, strict=True)
         ]
+        self.takes_turns = any(group.copies > 1 for group in geometry.groups)
+        """Whether there are workers with equal pages, so that :meth:`stores` may deny."""
 
     def part(self, slot: int, group: int) -> Bytes:
         """Return this worker's parts of a slot that holds a chunk of ``group``: a writable array of one dimension."""
@@ -95,14 +99,19 @@ class RankSlice:
             Exception: any error of ``pieces``.
         """
         sizes, unused = self.geometry.groups[group], self._unused[group]
-        if unused.start < unused.stop:
-            self.part(slot, group)[unused] = 0
+        zeros = () if unused is None else (self.part(slot, group)[unused],)
+        for rest in zeros:
+            rest[:] = 0
+        view = self.arena.slot(slot)
         if sizes.parts == 1:
-            self._seal(key, slot, sizes.payload_bytes, pieces, self.part(slot, group)[unused])
+            if pieces is None:
+                self._sealer.seal(view, key, sizes.payload_bytes)
+            else:
+                digest = checksum_of_pieces(chain(pieces, zeros) if zeros else pieces)
+                self._sealer.seal_as(view, key, sizes.payload_bytes, digest)
             return b""
         for _ in pieces or ():
             pass
-        view = self.arena.slot(slot)
         size = sizes.payload_bytes // sizes.parts
         starts = [HEADER_BYTES + part * size for part in self._parts(group)]
         digests = [checksum(view[start : start + size]) for start in starts]
@@ -135,15 +144,6 @@ class RankSlice:
             )
         if self._verify_loads and not is_whole:
             self._sealer.check_parts(view, header, self._parts(group))
-
-    def _seal(self, key: Key, slot: int, payload_bytes: int, pieces: Iterable[Bytes] | None, unused: Bytes) -> None:
-        """Seal a slot of one part. pieces: as in :meth:`finish_store`."""
-        view = self.arena.slot(slot)
-        if pieces is None:
-            self._sealer.seal(view, key, payload_bytes)
-        else:
-            digest = checksum_of_pieces(chain(pieces, (unused,)) if len(unused) else pieces)
-            self._sealer.seal_as(view, key, payload_bytes, digest)
 
     def _parts(self, group: int) -> range:
         """Numbers of this worker's parts."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -186,12 +186,7 @@ class Worker:
         return WorkerOutput(finished, failed, parts, transfers.data if transfers else {})
 
     def _count(self, job: TransferJob, result: CopyResult) -> None:
-        groups, stores = self._geometry.groups, self._rank_slice.stores
-        copied = sum(
-            groups[group].worker_bytes
-            for key, ref, group in zip(job.keys, job.slots, job.chunk_groups, strict=True)
-            if key not in result.failed and (not job.is_store or stores(ref.slot, group))
-        )
+        copied = self._bytes_copied(job, result.failed)
         began_s = self._began_s.pop(job.job_id)
         # If the copy itself was not timed, the time from its start to now is an upper bound.
         seconds = self._clock() - began_s if result.seconds is None else result.seconds
@@ -200,6 +195,16 @@ class Worker:
             self.bytes_stored += copied
         else:
             self.bytes_loaded += copied
+
+    def _bytes_copied(self, job: TransferJob, failed: Collection[Key]) -> int:
+        groups, stores = self._geometry.groups, self._rank_slice.stores
+        if not failed and not (job.is_store and self._rank_slice.takes_turns):
+            return sum([groups[group].worker_bytes for group in job.chunk_groups])
+        return sum(
+            groups[group].worker_bytes
+            for key, ref, group in zip(job.keys, job.slots, job.chunk_groups, strict=True)
+            if key not in failed and (not job.is_store or stores(ref.slot, group))
+        )
 
     def wait(self, job_ids: Iterable[int]) -> None:
         """Wait until jobs have ended. Queued ones are submitted first; unknown and ended ids are ignored (S112)."""
