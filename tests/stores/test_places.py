@@ -35,7 +35,7 @@ def test_an_export_folder_is_recognised(tmp_path: Path) -> None:
 def test_a_directory_of_other_files_is_refused_with_the_reasons(tmp_path: Path) -> None:
     """A path that is the user's documents by mistake: nothing may be made of it, and nothing changed."""
     (tmp_path / "thesis.txt").write_text("the only copy")
-    with pytest.raises(ConfigError, match="no place that an installed backend knows"):
+    with pytest.raises(ConfigError, match="no place that an installed backend can use"):
         find_places(str(tmp_path), load_plugins())
     with pytest.raises(ConfigError, match="no such file or directory"):
         find_places(str(tmp_path / "absent"), load_plugins())

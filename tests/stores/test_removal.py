@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from filled_stores import FRAME_BYTES, chunk_key, fill, model_namespace, place_at
 
 from tierkv.abc import StoredNamespace
+from tierkv.errors import BackendError
 from tierkv.stores.places import Place
-from tierkv.stores.removal import Removed, chosen_frames, collect, plan_collection, remove_chunks
+from tierkv.stores.removal import Removed, chosen_frames, collect, plan_collection, remove_chunks, remove_namespace
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import Store
 from tierkv_fsspec.backend import object_name
@@ -71,6 +74,26 @@ def test_chunks_of_unknown_age_are_kept_and_counted(tmp_path: Path) -> None:
         frames = chosen_frames(store, ChunkFilter(stored_before_s=1e12), sums)
         assert list(remove_chunks(store, frames, sums, dry_run=False)) == []
     assert (sums.chunks, sums.unknown_age) == (0, 5)
+
+
+def test_a_namespace_that_cannot_be_removed_is_not_counted(tmp_path: Path) -> None:
+    """An operator who reads "300 chunks removed" does not look at the line above it."""
+    place = place_at(tmp_path / "kv", "disk")
+    fill(place, model_namespace(), range(3))
+    rest = place.backend.at_rest
+    assert rest is not None
+
+    def refuse(options: object, namespace: object) -> None:
+        del options, namespace
+        raise BackendError("access is refused")
+
+    refusing = replace(place, backend=replace(place.backend, at_rest=replace(rest, remove_namespace=refuse)))
+    sums = Removed()
+    with pytest.raises(BackendError, match="refused"):
+        list(remove_namespace(refusing, StoredNamespace(model_namespace()), sums, dry_run=False))
+    assert sums == Removed()
+    list(remove_namespace(place, StoredNamespace(model_namespace()), sums, dry_run=False))
+    assert sums == Removed(3, 3 * FRAME_BYTES, 1)
 
 
 def test_a_size_that_is_not_reached_removes_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
+import os
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +24,10 @@ from tierkv.errors import TierKVError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended: 128 and the number of the signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,8 @@ COMMANDS: Mapping[str, LazyCommand] = {
 class LazyGroup(click.Group):
     """Group with names and summaries of its commands, which it does not import.
 
-    A :class:`TierKVError` raised by a command is shown as one message, with exit code 2. ``--debug`` adds the
-    traceback.
+    A :class:`TierKVError` or an OSError raised by a command is shown as one message, with exit code 2. ``--debug`` adds
+    the traceback. An interrupted command ends with exit code 130, as in a shell.
     """
 
     lazy: Mapping[str, LazyCommand] = COMMANDS
@@ -117,13 +124,25 @@ class LazyGroup(click.Group):
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; show an error of tierkv as one message."""
+        """Run the command; show an error of tierkv or of the system as one message."""
         try:
             return super().invoke(ctx)
         except TierKVError as error:
-            if ctx.params.get("debug"):
-                click.echo("".join(traceback.format_exception(error)), err=True)
-            raise _WrongInput(str(error)) from error
+            raise _shown(ctx, error, str(error)) from error
+        except BrokenPipeError:
+            raise  # the reader of the output has enough: click ends the program quietly
+        except OSError as error:
+            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            raise _shown(ctx, error, f"{where}{error.strerror or error}") from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted. What was done until here stays done.", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _shown(ctx: click.Context, error: Exception, message: str) -> click.ClickException:
+    if ctx.params.get("debug"):
+        click.echo("".join(traceback.format_exception(error)), err=True)
+    return _WrongInput(message)
 
 
 class _WrongInput(click.ClickException):
@@ -164,6 +183,9 @@ def cli(*, debug: bool) -> None:
 
 def main() -> None:
     """Run the program and end the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks ends no command
     cli(prog_name="tierkv")
 
 

@@ -19,6 +19,9 @@ DIM = "dim"
 _PIPE_COLUMNS = 160
 """Width where output is no terminal. A table wrapped at 80 columns is hard to read in a log."""
 
+_COLUMN_WIDTH_MIN = 8
+"""Characters per column below which a table breaks most words."""
+
 Cell = str | Text
 
 
@@ -33,13 +36,31 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Print a table. Cells are shown literally: text in brackets is no markup."""
+    """Print a table; on a terminal that is too narrow for it, a list.
+
+    Cells are shown literally: text in brackets is no markup.
+    """
+    shown = console()
+    texts = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", justify="right" if column.endswith(" ms") else "left")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    console().print(table)
+    for row in texts:
+        table.add_row(*row)
+    if shown.width >= _COLUMN_WIDTH_MIN * len(columns):
+        shown.print(table)
+        return
+    shown.print(Text(title, "bold"), soft_wrap=True)
+    for row in texts:
+        for column, cell in zip(columns, row, strict=True):
+            if cell.plain:
+                shown.print(Text.assemble((f"{column}: ", DIM), cell), soft_wrap=True)
+        shown.print()
+
+
+def visible(text: str) -> str:
+    """Return a text of unknown origin, such as the name of a stored model, so that a terminal does not act on it."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def verdict(*, ok: bool, warns: bool = False) -> Text:

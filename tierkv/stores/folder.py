@@ -81,8 +81,8 @@ class Exported:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a directory is an export folder."""
-    return (path / MANIFEST).is_file()
+    """Whether a directory is an export folder, as far as it can be looked into."""
+    return os.path.isfile(path / MANIFEST)  # noqa: PTH113  unlike Path.is_file, False where access is refused
 
 
 def read_manifest(path: Path) -> list[Exported]:

@@ -159,14 +159,26 @@ def _try_place(target: str, plugin: BackendPlugin, origin: Origin) -> Place | st
     return Place(plugin.name, target, plugin, options, origin)
 
 
-def _candidates(target: str, registry: PluginRegistry) -> Iterator[Place]:
-    """Yield the target as a place of each backend that takes it, and can list namespaces."""
-    for _, registered in sorted(registry.backends.items()):
+def _candidates(target: str, registry: PluginRegistry) -> Iterator[tuple[str, Place | str]]:
+    """Yield the target as a place of each backend that can list namespaces, or why such a backend refuses a URL."""
+    is_url = "://" in target
+    for name, registered in sorted(registry.backends.items()):
         plugin = registered.plugin
-        if plugin.at_rest is not None and not plugin.capabilities.read_only:
-            place = _try_place(target, plugin, registered.origin)
-            if isinstance(place, Place):
-                yield place
+        if plugin.at_rest is None or plugin.capabilities.read_only:
+            continue
+        if is_url and "url" not in _option_names(plugin):
+            continue
+        place = _try_place(target, plugin, registered.origin)
+        if is_url or isinstance(place, Place):
+            yield name, place
+
+
+def _is_filled(place: Place) -> bool | str:
+    """Whether a place has a namespace, or why that is unknown."""
+    try:
+        return next(place.list_namespaces(), None) is not None
+    except TierKVError as error:
+        return str(error)
 
 
 def _recognised(target: str, registry: PluginRegistry) -> Place:
@@ -183,16 +195,13 @@ def _recognised(target: str, registry: PluginRegistry) -> Place:
     own: list[Place] = []
     filled: list[Place] = []
     reasons: list[str] = []
-    for place in _candidates(target, registry):
-        name, plugin = place.backend.name, place.backend
-        try:
-            found = next(place.list_namespaces(), None)
-        except TierKVError as error:
-            reasons.append(f"{name}: {error}")
-            continue
-        if found is not None:
+    for name, place in _candidates(target, registry):
+        found = place if isinstance(place, str) else _is_filled(place)
+        if isinstance(place, str) or isinstance(found, str):
+            reasons.append(f"{name}: {found}")
+        elif found:
             filled.append(place)
-        elif "://" in target or "path" in _option_names(plugin):  # any directory could become a `url`
+        elif "://" in target or "path" in _option_names(place.backend):  # any directory could become a `url`
             own.append(place)
     chosen = filled or own
     if len(chosen) == 1:
@@ -201,4 +210,4 @@ def _recognised(target: str, registry: PluginRegistry) -> Place:
         names = ", ".join(place.name for place in chosen)
         raise ConfigError(f"{target}: {names} could be its backend: choose one with --backend")
     why = "".join(f"\n  {reason}" for reason in reasons)
-    raise ConfigError(f"{target} is no place that an installed backend knows; give a stack file or --backend{why}")
+    raise ConfigError(f"{target!r} is no place that an installed backend can use; give a stack file or --backend{why}")

@@ -84,18 +84,25 @@ def remove_namespace(
     remove = None if place.backend.at_rest is None else place.backend.at_rest.remove_namespace
     if stored.in_use_by is not None:
         remove = None  # the open below refuses, and says why
-    by_chunk = remove is None and not dry_run
-    with Store(place, stored.namespace, writes=by_chunk) as store:
-        frames = (each for each in store.list_frames(keys=by_chunk) if isinstance(each, StoredFrame))
-        if by_chunk:
-            yield from remove_chunks(store, frames, sums, dry_run=False, progress=progress)
-        else:
-            for frame in frames:
-                sums.chunks += 1
-                sums.frame_bytes += frame.frame_bytes
-    sums.namespaces += 1
+    if remove is None and not dry_run:
+        failed = sums.failed
+        with Store(place, stored.namespace, writes=True) as store:
+            yield from remove_chunks(store, _sound(store.list_frames()), sums, dry_run=False, progress=progress)
+        sums.namespaces += sums.failed == failed
+        return
+    with Store(place, stored.namespace, writes=False) as store:
+        whole = Counter[str]()
+        for frame in _sound(store.list_frames(keys=False)):
+            whole.update(chunks=1, frame_bytes=frame.frame_bytes)
     if remove is not None and not dry_run:
-        remove(place.options, stored.namespace)
+        remove(place.options, stored.namespace)  # what it refuses is not counted
+    sums.chunks += whole["chunks"]
+    sums.frame_bytes += whole["frame_bytes"]
+    sums.namespaces += 1
+
+
+def _sound(listed: Iterable[StoredFrame | DamagedEntry]) -> Iterator[StoredFrame]:
+    return (each for each in listed if isinstance(each, StoredFrame))
 
 
 @dataclass(slots=True)

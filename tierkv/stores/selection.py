@@ -22,6 +22,7 @@ FINGERPRINT_DIGITS_MIN = 4
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS_MIN},32}}")
 _AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_KEY = re.compile(r"[0-9a-f]+(\.[0-9]+)?")
 TENANT_DIGEST = "id:"
 """Begin of a tenant that is given by its digest, as ``tierkv du --by tenant`` shows it."""
 
@@ -53,6 +54,18 @@ def parse_tenant(text: str) -> Tenant:
     if len(digest) != len(tenant_of_salt("")):
         raise ValueError(f"{text!r} is no digest of a tenant: take it from `tierkv du --by tenant`")
     return Tenant(digest)
+
+
+def parse_key(text: str) -> str:
+    """Return a key in the letters in which it is compared: a whole one in hex, or the short form of a record.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    key = text.strip().lower()
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{text!r} is no key: take it from `tierkv ls --chunks`, from a log line or from a record")
+    return key
 
 
 def tenant_text(key: bytes) -> str:

@@ -28,7 +28,7 @@ from tierkv.recording.reading import read_entries
 from tierkv.stores.copying import Copied, StoreCopy, is_same_place
 from tierkv.stores.findings import Finding, Progress
 from tierkv.stores.places import Place, find_places, folder_place, only_place
-from tierkv.stores.selection import ChunkFilter
+from tierkv.stores.selection import ChunkFilter, parse_key
 from tierkv.stores.store import Store, namespace_at
 from tierkv.types.keys import Tenant
 
@@ -269,4 +269,9 @@ def _keys_of(record: Path | None, requests: tuple[str, ...]) -> Iterator[str]:
 
 def _keys_in(file: TextIO | None) -> Iterator[str]:
     if file is not None:
-        yield from (line.strip() for line in file if line.strip())
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield parse_key(line)
+                except ValueError as error:
+                    raise ConfigError(f"{file.name}, line {number}: {error}") from error

@@ -10,7 +10,7 @@ import click
 from tierkv.abc import StoredFrame, StoredNamespace
 from tierkv.cli.output import print_table
 from tierkv.cli.stores.output import Report, ago, name_of
-from tierkv.cli.stores.target import PlaceChoice, find_target, not_opened, place_options
+from tierkv.cli.stores.target import KeyType, PlaceChoice, find_target, not_opened, place_options
 from tierkv.config import round_size
 from tierkv.errors import TierKVError
 from tierkv.recording.entries import matches, short_key
@@ -26,7 +26,7 @@ SHOWN_MAX = 20
 
 @click.command()
 @click.argument("place")
-@click.argument("key")
+@click.argument("key", type=KeyType())
 @place_options
 @click.pass_context
 def inspect(
@@ -81,7 +81,7 @@ def _found(store: Store, wanted: str) -> Iterator[ReadFrame]:
     listed = (each for each in store.list_frames() if isinstance(each, StoredFrame))
     shown = 0
     for each in listed:
-        if each.key is not None and (each.key == whole or matches(short_key(each.key), wanted.lower())):
+        if each.key is not None and (each.key == whole or matches(short_key(each.key), wanted)):
             yield store.read_one(each)
             shown += 1
             if shown == SHOWN_MAX:

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from tierkv.abc import DamagedEntry, StoredNamespace
-from tierkv.cli.output import BAD, Cell, print_table
+from tierkv.cli.output import BAD, Cell, print_table, visible
 from tierkv.cli.stores.output import Report, ago, counted, counted_namespaces, name_of, progress
 from tierkv.cli.stores.target import PlaceChoice, Target, find_target, not_opened, place_options
 from tierkv.config import round_size
@@ -152,7 +152,8 @@ def _list_chunks(target: Target, report: Report, *, as_json: bool) -> None:
 def _chunk_line(row: dict[str, Any]) -> str:
     at = row["stored_at_s"]
     when = "unknown" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"{row['key']}  {row['frame_bytes']:>10}  {when:<19}  {row['tenant']:<19}  {row['tier']}  {row['model']}"
+    of = f"{row['tenant']:<19}  {row['tier']}  {visible(row['model'])}"
+    return f"{row['key']}  {row['frame_bytes']:>10}  {when:<19}  {of}"
 
 
 @click.command()
@@ -200,7 +201,9 @@ def du(
                 for label, size in usage.frame_bytes.most_common()
             ]
     if not as_json:
-        cells = [(each["tier"], str(each[by]), f"{each['chunks']:,}", round_size(each["frame_bytes"])) for each in rows]
+        cells = [
+            (each["tier"], visible(each[by]), f"{each['chunks']:,}", round_size(each["frame_bytes"])) for each in rows
+        ]
         print_table(place, ("tier", by, "chunks", "bytes"), cells)
     total = counted(sum(each["chunks"] for each in rows), sum(each["frame_bytes"] for each in rows))
     report.end(ctx, total, place=place, by=by, usage=rows)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 from tierkv.abc import StoredNamespace
-from tierkv.cli.output import BAD, console, print_json
+from tierkv.cli.output import BAD, console, print_json, visible
 from tierkv.config import round_size
 from tierkv.stores.findings import Finding
 from tierkv.stores.findings import Progress as Advance
@@ -42,7 +42,7 @@ class Report:
         for finding in findings:
             self.findings += 1
             if not self._as_json:
-                console().print(Text(str(finding), BAD), soft_wrap=True)
+                console().print(Text(visible(str(finding)), BAD), soft_wrap=True)
             elif len(self._rows) < FINDINGS_MAX:
                 self._rows.append(asdict(finding))
 
@@ -89,7 +89,7 @@ def name_of(stored: StoredNamespace) -> str:
     parts += [f" epoch {namespace.epoch}"] if namespace.epoch != "0" else []
     parts += [f" rank {namespace.rank}/{namespace.world_size}"] if namespace.world_size > 1 else []
     parts += [f" replica {namespace.replica}"] if namespace.replica else []
-    return "".join(parts)
+    return visible("".join(parts))
 
 
 def counted(chunks: int, size: int) -> str:

@@ -10,7 +10,15 @@ import click
 
 from tierkv.abc import StoredNamespace
 from tierkv.cli.stores.output import Report, counted, counted_namespaces, name_of, progress
-from tierkv.cli.stores.target import AgeType, PlaceChoice, chunk_filter, find_target, place_options, tenant_option
+from tierkv.cli.stores.target import (
+    AgeType,
+    KeyType,
+    PlaceChoice,
+    chunk_filter,
+    find_target,
+    place_options,
+    tenant_option,
+)
 from tierkv.config import parse_size, round_size
 from tierkv.errors import TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress
@@ -36,7 +44,11 @@ _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 @click.command()
 @click.argument("place")
 @click.option(
-    "--key", "keys", multiple=True, help="Only this chunk: a whole key in hex, or hash.group. May be repeated."
+    "--key",
+    "keys",
+    type=KeyType(),
+    multiple=True,
+    help="Only this chunk: a whole key in hex, or hash.group as a record has it. May be repeated.",
 )
 @click.option("--older-than", "older_than_s", type=AgeType(), help="Only chunks written longer ago, such as 7d.")
 @click.option(
@@ -91,6 +103,9 @@ def rm(  # noqa: PLR0913 - click passes each option
             except TierKVError as error:
                 report.add([refusal(at, stored, error)])
     report.add(_unknown_ages(sums, place))
+    if keys and not report.findings and not sums.chunks:
+        reason = "no chosen namespace has a chunk with this key; the beginning of a key is not enough"
+        report.add(Finding(FindingKind.MISSING, place, "", key, reason) for key in keys)
     done = "would be removed" if dry_run else "removed"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}, {counted_namespaces(sums.namespaces)} whole"
     report.end(ctx, sentence, place=place, dry_run=dry_run, **asdict(sums))
@@ -99,11 +114,18 @@ def rm(  # noqa: PLR0913 - click passes each option
 def _remove(  # noqa: PLR0913 - what to remove, and how
     at: Place, stored: StoredNamespace, chosen: ChunkFilter, sums: Removed, *, dry_run: bool, advance: Progress
 ) -> Iterator[Finding]:
-    if chosen.is_open:
+    if dry_run and stored.in_use_by is not None:
+        yield _in_use(at, stored)
+    elif chosen.is_open:
         yield from remove_namespace(at, stored, sums, dry_run=dry_run, progress=advance)
-        return
-    with Store(at, stored.namespace, writes=not dry_run) as store:
-        yield from remove_chunks(store, chosen_frames(store, chosen, sums), sums, dry_run=dry_run, progress=advance)
+    else:
+        with Store(at, stored.namespace, writes=not dry_run) as store:
+            yield from remove_chunks(store, chosen_frames(store, chosen, sums), sums, dry_run=dry_run, progress=advance)
+
+
+def _in_use(at: Place, stored: StoredNamespace) -> Finding:
+    reason = f"{stored.in_use_by} has it open, so nothing would be removed: stop it first"
+    return refusal(at, stored, TierKVError(reason))
 
 
 def _unknown_ages(sums: Removed, place: str) -> list[Finding]:
@@ -212,8 +234,17 @@ def _collected(  # noqa: PLR0913 - what to remove, and how
             except TierKVError as error:
                 yield refusal(at, stored, error)
         return
-    plan = plan_collection(stores, to_bytes, progress=lambda _chunks, _bytes: None)
+    try:
+        plan = plan_collection(stores, to_bytes)
+    except TierKVError as error:
+        at = stores[0][0]
+        reason = f"nothing was removed, since not all of it can be counted: {error}"
+        yield Finding(FindingKind.UNUSABLE, at.name, "", at.where, reason)
+        return
     for at, stored in stores if plan.last_bytes else []:
+        if dry_run and stored.in_use_by is not None:
+            yield _in_use(at, stored)
+            continue
         try:
             yield from collect(at, stored, plan, sums, dry_run=dry_run, progress=advance)
         except TierKVError as error:

@@ -20,6 +20,7 @@ from tierkv.stores.selection import (
     ChunkFilter,
     NamespaceFilter,
     parse_age,
+    parse_key,
     parse_tenant,
     read_namespace_file,
     stored_namespaces,
@@ -53,6 +54,19 @@ class TenantType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
         """Parse the text."""
         try:
             return parse_tenant(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class KeyType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+    """A key of a chunk, in hex or as hash.group."""
+
+    name = "key"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Parse the text."""
+        try:
+            return parse_key(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -160,7 +174,7 @@ def chunk_filter(
 ) -> ChunkFilter:
     """Return the choice of chunks that the options make."""
     before = None if older_than_s is None else time.time() - older_than_s
-    return ChunkFilter(tenant, before, frozenset(key.lower() for key in keys) or None)
+    return ChunkFilter(tenant, before, frozenset(keys) or None)
 
 
 def not_opened(place: Place, stored: StoredNamespace, error: TierKVError) -> Finding:
