@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ _make_candidate = partial(tuple.__new__, Candidate)
 class SourceBlocks:
     """Source blocks of the granted chunks of one job; fields as in :class:`~tierkv.types.transfers.TransferJob`."""
 
-    chunks: tuple[int, ...]
+    chunks: Sequence[int]
     """Indices into the granted chunks."""
     chunk_groups: tuple[int, ...]
     block_ids: tuple[int, ...]
@@ -40,14 +40,24 @@ class SourceBlocks:
     block_indices: tuple[int, ...]
 
 
-def storable_chunks(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) -> Iterator[int]:
+def storable_chunks(
+    group: GroupGeometry, state: GroupRecord, factor: int, tokens: int, chunks_max: int | None = None
+) -> Iterable[int]:
     """Indices of chunks that were not offered, end within ``tokens``, and can serve a later request, in order.
 
     Left out are chunks in which no hit can end (S68), and chunks without a block that a hit would need: the window has
-    passed it, or the engine has reused it (S69, S78).
+    passed it, or the engine has reused it (S69, S78). chunks_max: largest number of chunks; None: any.
     """
+    first, stop = state.next_stored, _stop(group, state, factor, tokens)
+    end = stop if chunks_max is None else min(stop, first + chunks_max)
+    if group.aligned_chunks is None and NULL_BLOCK_ID not in state.block_ids[first * factor : end * factor]:
+        return range(first, end)  # usual, and without a step of the interpreter per chunk
+    return islice(_storable(group, state, factor, stop), chunks_max)
+
+
+def _storable(group: GroupGeometry, state: GroupRecord, factor: int, stop: int) -> Iterator[int]:
     aligned, useful = group.aligned_chunks or 1, group.window_chunks or 1
-    for i in range(state.next_stored, _stop(group, state, factor, tokens)):
+    for i in range(state.next_stored, stop):
         if i % aligned < aligned - useful:
             continue
         end = (i + 1) * factor
@@ -70,7 +80,7 @@ def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool
     for group, state in zip(geometry.groups, record.groups, strict=True):
         stop = _stop(group, state, factor, tokens)
         if state.next_stored < stop:
-            state.next_stored = next(storable_chunks(group, state, factor, tokens), stop)
+            state.next_stored = next(iter(storable_chunks(group, state, factor, tokens, 1)), stop)
             found = found or state.next_stored < stop
     return found
 
@@ -90,8 +100,13 @@ def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_ma
     factor = geometry.blocks_per_chunk
     for group, state in zip(geometry.groups, record.groups, strict=True):
         index, size, keys = group.index, group.chunk_tokens, state.keys
-        numbers = islice(storable_chunks(group, state, factor, tokens), chunks_max)
-        found += map(_make_candidate, [(keys[i], index, i, (i + 1) * size) for i in numbers])
+        numbers = storable_chunks(group, state, factor, tokens, chunks_max)
+        if isinstance(numbers, range):
+            first, stop = numbers.start, numbers.stop
+            ends = range((first + 1) * size, (stop + 1) * size, size)
+            found += map(_make_candidate, zip(keys[first:stop], repeat(index), numbers, ends))
+        else:
+            found += map(_make_candidate, [(keys[i], index, i, (i + 1) * size) for i in numbers])
     if len(found) <= chunks_max:
         return found
     found.sort(key=attrgetter("end_token"))
@@ -104,8 +119,35 @@ def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[C
     Of a chunk with null blocks only the blocks behind the last one are taken, and the sizes count only these. A job can
     leave out blocks only at the front of a group (S70), so a later chunk with null blocks begins another job.
     """
+    if not granted:
+        return []
+    whole = _whole_runs(record, geometry, granted)
+    if whole is not None:
+        return [whole]
     tails = [_tail(record.groups[c.group], c.number, geometry.blocks_per_chunk) for c in granted]
     return [_one_job(granted, tails, part, len(geometry.groups)) for part in _split(granted, tails, geometry)]
+
+
+def _whole_runs(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> SourceBlocks | None:
+    """The one job of chunks that follow one another in each group and have all their blocks; None if some do not.
+
+    Usual, and without a step of the interpreter per chunk.
+    """
+    factor, groups = geometry.blocks_per_chunk, [candidate.group for candidate in granted]
+    block_ids: list[int] = []
+    sizes, indices = [0] * len(geometry.groups), [0] * len(geometry.groups)
+    start = 0
+    while start < len(granted):
+        group = groups[start]
+        stop = start + groups.count(group)
+        first, end = granted[start].number, granted[stop - 1].number + 1
+        ids = record.groups[group].block_ids[first * factor : end * factor]
+        if end - first != stop - start or NULL_BLOCK_ID in ids:
+            return None
+        block_ids += ids
+        sizes[group], indices[group] = len(ids), first * factor
+        start = stop
+    return SourceBlocks(range(len(granted)), tuple(groups), tuple(block_ids), tuple(sizes), tuple(indices))
 
 
 def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, ...]]:

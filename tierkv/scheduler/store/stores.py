@@ -50,6 +50,7 @@ class FreeChunk:
     """Unknown: free chunks come tail first."""
 
 
+_KEY_AND_END, _PLACE = attrgetter("key", "end_token"), attrgetter("group", "number")
 _ChunkT = TypeVar("_ChunkT", Candidate, FreeChunk)
 
 
@@ -209,7 +210,7 @@ class Stores:
 
     def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
         """Slots for chunks that the host tier does not have; None if there is no room for all of them."""
-        grant = self._manager.prepare_store([(chunk.key, chunk.end_token) for chunk in chunks], ctx)
+        grant = self._manager.prepare_store(list(map(_KEY_AND_END, chunks)), ctx)
         return None if grant is None else dict(zip(grant.keys, grant.slots, strict=True))
 
     def _grant_fitting(
@@ -233,11 +234,12 @@ class Stores:
 
     def _accept(self, record: RequestRecord, taken: Sequence[Candidate], slots: Mapping[Key, SlotRef]) -> None:
         """Move the cursors past these chunks, and make jobs of the granted ones."""
-        for candidate in taken:
-            group = record.groups[candidate.group]
-            if candidate.number >= group.next_stored:
-                group.next_stored = candidate.number + 1
-        granted = sorted(_one_per_key(taken, slots), key=attrgetter("group", "number"))
+        for index, number in dict(map(_PLACE, taken)).items():  # the last one of each group, in which they ascend
+            group = record.groups[index]
+            group.next_stored = max(group.next_stored, number + 1)
+        granted = list(_one_per_key(taken, slots))
+        if len(record.groups) > 1:
+            granted.sort(key=_PLACE)
         for sources in source_blocks(record, self._geometry, granted):
             keys = [granted[i].key for i in sources.chunks]
             job = self._start(record.ctx.request_id, keys, slots, sources)
@@ -253,7 +255,7 @@ class Stores:
             request_id=request_id,
             is_store=True,
             keys=tuple(keys),
-            slots=tuple([slots[key] for key in keys]),
+            slots=tuple(map(slots.__getitem__, keys)),
             chunk_groups=sources.chunk_groups,
             block_ids=sources.block_ids,
             group_sizes=sources.group_sizes,
