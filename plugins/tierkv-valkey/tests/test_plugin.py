@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import exceptions
@@ -22,8 +26,9 @@ from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 from tierkv_valkey import ValkeyOptions
 from tierkv_valkey.failures import FIXES, Failure, FailureKind
 from tierkv_valkey.nodes.node import REST_S_MAX, Node, RestingError
-from tierkv_valkey.nodes.pipeline import INLINE_BYTES_MAX, PIECE_BYTES, packed
-from tierkv_valkey.nodes.replies import CHUNK_BYTES, ReplyReader, TooLongError
+from tierkv_valkey.nodes.pipeline import INLINE_BYTES_MAX, packed
+from tierkv_valkey.nodes.replies import CHUNK_BYTES, HEAD_BYTES, Receive, ReplyReader, TooLongError
+from tierkv_valkey.nodes.wire import PARTS_MAX, ClearWire, Wire
 from tierkv_valkey.opening import PROBE
 from tierkv_valkey.options import Address, Location
 
@@ -235,53 +240,46 @@ def test_failures_are_classified(error: Exception, kind: FailureKind, expected: 
 
 
 def test_large_words_are_sent_from_the_callers_memory() -> None:
-    """Frames are not copied on their way out, and no piece is so large that a slow link looks like a dead one."""
-    frame = memoryview(bytearray(2 * PIECE_BYTES + 5))
-    pieces = list(packed([(b"SET", b"k", frame), (b"GET", b"k")]))
-    ours = [piece for piece in pieces if isinstance(piece, memoryview)]
-    assert [len(piece) for piece in ours] == [PIECE_BYTES, PIECE_BYTES, 5]
-    assert all(piece.obj is frame.obj for piece in ours)
+    """Frames are not copied on their way out, and each is a part of one call of the system."""
+    frame = memoryview(bytearray(500_000))
+    pieces = packed([(b"SET", b"k", frame), (b"GET", b"k")])
+    assert [piece for piece in pieces if isinstance(piece, memoryview)] == [frame]
+    assert pieces[1] is frame
     assert b"".join(pieces) == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%s\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n" % (
         len(frame),
         frame,
     )
-    assert len(list(packed([(b"EXISTS", b"x" * INLINE_BYTES_MAX)] * 8))) == 1
-
-
-class NoConnections:
-    """Pool of a server that never answers."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def get_connection(self) -> object:
-        self.asked += 1
-        return object()
+    assert len(packed([(b"EXISTS", b"x" * INLINE_BYTES_MAX)] * 8)) == 1
 
 
 def test_a_node_rests_longer_each_time_and_one_caller_tries() -> None:
     """A frozen node must not cost every call its timeout: between two tries its keys fail at once."""
-    now_s, pool = 0.0, NoConnections()
-    node = Node(Address("a", 1), pool, 1.0, clock=lambda: now_s)  # type: ignore[arg-type]
+    now_s, asked = 0.0, []
+
+    def connect() -> Wire:
+        asked.append(now_s)
+        return cast("Wire", None)
+
+    node = Node(Address("a", 1), connect, 1.0, clock=lambda: now_s)
     pauses = []
     for _ in range(5):
         node.was_late()
         begun_s = now_s
         while node.is_resting:
             with pytest.raises(RestingError):
-                node.connection()
+                node.take_wire()
             now_s += 0.25
         pauses.append(now_s - begun_s)
-        asked = pool.asked
-        node.connection()
+        before = len(asked)
+        node.take_wire()
         with pytest.raises(RestingError):
-            node.connection()
-        assert pool.asked == asked + 1
+            node.take_wire()
+        assert len(asked) == before + 1
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
     assert max(pauses) == REST_S_MAX
     node.answered()
-    node.connection()
-    node.connection()
+    node.take_wire()
+    node.take_wire()
 
 
 def test_a_closed_tier_says_so(server: ValkeyServer) -> None:
@@ -308,12 +306,13 @@ def test_it_is_registered() -> None:
     assert context().tier == "remote"
 
 
-def pieces_of(data: bytes, rng: random.Random) -> Callable[[memoryview], int]:
+def pieces_of(data: bytes, rng: random.Random) -> Receive:
     """A socket that gives data in pieces of random lengths, and then ends."""
     left = memoryview(data)
 
-    def receive(buffer: memoryview) -> int:
+    def receive(buffer: memoryview, *, is_known: bool) -> int:
         nonlocal left
+        assert len(left) >= len(buffer) or not is_known or not left, "a call would wait for bytes that never come"
         count = min(len(left), len(buffer), rng.choice((1, 2, 7, 100, 1 << 20)))
         buffer[:count] = left[:count]
         left = left[count:]
@@ -322,7 +321,9 @@ def pieces_of(data: bytes, rng: random.Random) -> Callable[[memoryview], int]:
     return receive
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
+@pytest.mark.parametrize(
+    "size", [0, 1, 5, HEAD_BYTES - 7, HEAD_BYTES, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES]
+)
 def test_replies_are_read_whole_however_they_are_cut(rng: random.Random, size: int) -> None:
     """A network cuts anywhere: within a length, within the end of a line, or in the middle of a frame."""
     value = rng.randbytes(size)
@@ -361,3 +362,87 @@ def test_another_protocol_is_refused(rng: random.Random, sent: bytes) -> None:
     reader = ReplyReader(pieces_of(sent, rng))
     with pytest.raises(exceptions.ConnectionError, match=r"no Valkey|does not end"):
         reader.read()
+
+
+@contextmanager
+def wired() -> Iterator[tuple[ClearWire, socket.socket]]:
+    """A connection, and the other end of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ClearWire(ours, ours.close), theirs
+
+
+class Stingy(socket.socket):
+    """A socket that takes a little of what it is given, as one with a slow link does."""
+
+    def sendmsg(self, parts: Any, *_: Any) -> int:
+        assert len(parts) <= PARTS_MAX
+        whole = b"".join(parts)
+        return self.send(whole[: max(1, random.Random(len(whole)).randrange(3000))])
+
+
+def test_many_parts_arrive_whole_however_little_the_kernel_takes(rng: random.Random) -> None:
+    """A call of the system takes a part of what it is given: the rest must follow, in order."""
+    parts = [rng.randbytes(rng.choice((1, 3, 100, 5000))) for _ in range(PARTS_MAX + 20)]
+    ours, theirs = socket.socketpair()
+    found = bytearray()
+
+    def read() -> None:
+        while data := theirs.recv(1 << 20):
+            found.extend(data)
+
+    reader = threading.Thread(target=read)
+    with Stingy(fileno=ours.detach()) as stingy, theirs:
+        reader.start()
+        ClearWire(stingy, stingy.close).send(parts, 5.0)
+        stingy.shutdown(socket.SHUT_WR)
+        reader.join(30.0)
+    assert found == b"".join(parts)
+
+
+def test_a_silent_server_is_given_up_both_ways() -> None:
+    """The kernel keeps the time; its answer must be a timeout of the tier, which makes the node rest."""
+    with wired() as (wire, theirs):
+        with pytest.raises(TimeoutError):
+            wire.receive(memoryview(bytearray(8)), 0.05, is_known=False)
+        theirs.sendall(b"abc")
+        assert wire.receive(memoryview(bytearray(8)), 0.05, is_known=True) == 3
+        with pytest.raises(TimeoutError):
+            wire.receive(memoryview(bytearray(5)), 0.05, is_known=True)
+        with pytest.raises(TimeoutError):
+            wire.send([bytes(64 << 20)], 0.05)
+
+
+def test_a_slow_server_is_not_given_up_while_bytes_come() -> None:
+    """The timeout is one of silence: a link that needs longer for a whole value is served."""
+    with wired() as (wire, theirs):
+        value = memoryview(bytearray(20))
+
+        def trickle() -> None:
+            for _ in range(20):
+                time.sleep(0.05)
+                theirs.sendall(b"x")
+
+        sender = threading.Thread(target=trickle)
+        sender.start()
+        done = 0
+        while done < len(value):
+            done += wire.receive(value[done:], 0.5, is_known=True)
+        sender.join()
+        assert bytes(value) == b"x" * 20
+
+
+def test_a_connection_with_something_in_it_is_not_used_again(server: ValkeyServer) -> None:
+    """The reply to another call, or the end of a connection: either would be taken for the next reply."""
+    with wired() as (wire, theirs):
+        assert wire.is_quiet()
+        theirs.sendall(b"+OK\r\n")
+        assert not wire.is_quiet()
+    with wired() as (wire, theirs):
+        theirs.close()
+        assert not wire.is_quiet()
+    with opened(server.url) as tier:
+        stored = frames(3)
+        tier.put(stored)
+        server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert tier.read(list(stored)) == list(stored.values())

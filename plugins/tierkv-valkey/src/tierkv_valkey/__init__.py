@@ -1,6 +1,6 @@
 """Valkey or Redis as a tier of tierkv: ``backend = "valkey"``. One server, Sentinel or Cluster; shared by all engines.
 
-Nouns. A *node* is one server with a pool of connections (wing ``nodes``). A *directory* of nodes finds the node of a
+Nouns. A *node* is one server with its connections (wing ``nodes``). A *directory* of nodes finds the node of a
 name: the only one, the primary that sentinels name, or the owner of a cluster's slot. A *name* is the server's key of
 one frame: ``<prefix>:<fingerprint>:<chunk key in hex>``. It has no hash tag, so a prompt spreads over all slots.
 
@@ -45,8 +45,8 @@ PLUGIN = BackendPlugin(
         bounded=False,
         reads_end_with_call=True,
         preferred_batch=32,
-        preferred_read_bytes=1 << 20,
-        preferred_write_bytes=1 << 20,
+        preferred_read_bytes=2 << 20,
+        preferred_write_bytes=4 << 20,
         preferred_concurrency=4,
     ),
     open=open_backend,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redis import Connection, ConnectionPool, SSLConnection, exceptions
+from redis import Connection, SSLConnection, exceptions
 
+from tierkv_valkey.nodes.wire import Wire, open_wire
 from tierkv_valkey.options import Address, ValkeyOptions
 
-CONNECTIONS_MAX = 64
-"""Connections of one node. A call uses one, so the tier's threads bound them long before."""
 REST_S, REST_S_MAX = 1.0, 4.0
 """Rest after the first call without an answer, and the longest: it doubles with each further one."""
 
@@ -24,47 +22,31 @@ class RestingError(exceptions.TimeoutError):  # type: ignore[misc]  # untyped he
     """The node gave no answer a moment ago; it was not asked."""
 
 
-class ClearConnection(Connection):  # type: ignore[misc]  # untyped here
-    """The client's connection, whose replies can be read past its parser."""
-
-    def receive(self, buffer: memoryview, timeout_s: float) -> int:
-        """Read some bytes; 0 at the end of the connection."""
-        return _receive(self._sock, buffer, timeout_s)
-
-
-class EncryptedConnection(SSLConnection):  # type: ignore[misc]  # as above
-    """The client's connection with TLS, likewise."""
-
-    def receive(self, buffer: memoryview, timeout_s: float) -> int:
-        """Read some bytes; 0 at the end of the connection."""
-        return _receive(self._sock, buffer, timeout_s)
-
-
-def _receive(connected: socket.socket | None, buffer: memoryview, timeout_s: float) -> int:
-    if connected is None:  # closed by another thread
-        raise exceptions.ConnectionError("the connection was closed")
-    connected.settimeout(timeout_s)
-    return connected.recv_into(buffer)
-
-
 class Node:
     """One server. All methods may be called on any thread.
 
+    A call uses one connection, so the tier's threads bound their number.
+
     Args:
         address: of the server.
-        pool: its connections.
+        connect: makes a connection that is ready.
         timeout_s: seconds without a byte after which a call fails.
         clock: seconds, for the rest.
     """
 
     def __init__(
-        self, address: Address, pool: ConnectionPool, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        address: Address,
+        connect: Callable[[], Wire],
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._pool = pool
+        self._connect = connect
         self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
+        self._idle: list[Wire] = []
         self._late = 0
         self._rests_until_s = 0.0
         self._closed = False
@@ -74,7 +56,7 @@ class Node:
         """Whether the node gave no answer a moment ago."""
         return self._clock() < self._rests_until_s
 
-    def connection(self) -> Any:  # noqa: ANN401  the client's connection, whose type differs between its versions
+    def take_wire(self) -> Wire:
         """Take a connection that is ready; give it back with :meth:`release`.
 
         Raises:
@@ -88,13 +70,19 @@ class Node:
                 raise RestingError("no answer a moment ago; the node is left alone for a while")
             if self._late:  # one caller tries, the others fail at once until it knows
                 self._rests_until_s = self._clock() + self._rest_s()
-        return self._pool.get_connection()
+        while (wire := self._take_idle()) is not None:
+            if wire.is_quiet():
+                return wire
+            wire.close()  # the server closed it while it was idle
+        return self._connect()
 
-    def release(self, connection: Any) -> None:  # noqa: ANN401  as above
-        """Give a connection back."""
-        if self._closed:
-            connection.disconnect()
-        self._pool.release(connection)
+    def release(self, wire: Wire, *, is_whole: bool) -> None:
+        """Give a connection back. is_whole: whether every byte of its replies was read, so that it can serve again."""
+        with self._lock:
+            if is_whole and not self._closed:
+                self._idle.append(wire)
+                return
+        wire.close()
 
     def answered(self) -> None:
         """End the rest: the node has answered."""
@@ -112,7 +100,12 @@ class Node:
         """Close idle connections. One that a call uses is closed at the end of the call."""
         with self._lock:
             self._closed = True
-        self._pool.disconnect(inuse_connections=False)
+        while (wire := self._take_idle()) is not None:
+            wire.close()
+
+    def _take_idle(self) -> Wire | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
 
     def _rest_s(self) -> float:
         return float(min(REST_S_MAX, REST_S * 2 ** min(self._late, 8)))
@@ -150,9 +143,9 @@ class Connector:
             "retry": None,  # no retry: the framework's has a deadline
             **login,
         }
-        kind: type[ClearConnection | EncryptedConnection] = ClearConnection
+        kind = Connection
         if options.location.tls:
-            kind = EncryptedConnection
+            kind = SSLConnection
             settings |= {
                 "ssl_cert_reqs": "required",
                 "ssl_check_hostname": options.check_hostname,
@@ -160,5 +153,4 @@ class Connector:
                 "ssl_certfile": options.cert_file,
                 "ssl_keyfile": options.key_file,
             }
-        pool = ConnectionPool(connection_class=kind, max_connections=CONNECTIONS_MAX, **settings)
-        return Node(address, pool, options.timeout_s)
+        return Node(address, lambda: open_wire(kind, settings), options.timeout_s)

@@ -1,20 +1,20 @@
 """One exchange with one node: commands go out together, and replies come back in their order.
 
-Large values are sent from the caller's memory, in pieces, so that the timeout is one of silence and not of the whole.
+Large values are sent from the caller's memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from redis import exceptions
 
 from tierkv_valkey.nodes.node import Node
 from tierkv_valkey.nodes.replies import Reply, ReplyReader
+from tierkv_valkey.nodes.wire import Wire, Word
 
-Word = bytes | memoryview
 Command = Sequence[Word]
 
 
@@ -27,13 +27,13 @@ class Request(NamedTuple):
     """Buffer for a value; its reply is the length then. None: the value is the reply."""
 
 
-PIECE_BYTES = 256 << 10
 INLINE_BYTES_MAX = 4096
-"""Longest word that is copied beside others, in place of a system call of its own."""
+"""Longest word that is copied beside others, in place of a part of its own."""
 
 
-def packed(commands: Iterable[Command]) -> Iterator[Word]:
-    """Commands in the server's protocol, as pieces to send one after the other."""
+def packed(commands: Iterable[Command]) -> list[Word]:
+    """Commands in the server's protocol, as parts to send one after the other. Long words are parts, not copies."""
+    parts: list[Word] = []
     head = bytearray()
     for words in commands:
         head += b"*%d\r\n" % len(words)
@@ -42,12 +42,11 @@ def packed(commands: Iterable[Command]) -> Iterator[Word]:
             if len(word) <= INLINE_BYTES_MAX:
                 head += word
             else:
-                yield bytes(head)
+                parts += (bytes(head), word)
                 head.clear()
-                yield from (word[start : start + PIECE_BYTES] for start in range(0, len(word), PIECE_BYTES))
             head += b"\r\n"
-    if head:
-        yield bytes(head)
+    parts.append(bytes(head))
+    return parts
 
 
 class Pipeline:
@@ -64,16 +63,14 @@ class Pipeline:
         self.node = node
         self.failure: Exception | None = None
         self._requests = requests
-        self._connection: Any = None
+        self._wire: Wire | None = None
         self._is_whole = False
 
     def send(self) -> None:
         """Send the commands."""
         with _Failing(self):
-            self._connection = self.node.connection()
-            self._connection.send_packed_command(
-                packed(request.words for request in self._requests), check_health=False
-            )
+            self._wire = self.node.take_wire()
+            self._wire.send(packed(request.words for request in self._requests), self.node.timeout_s)
 
     def receive(self, take: Callable[[int, Reply], None], deadline_s: float) -> None:
         """Pass each reply to ``take``, with the number of its command; then give the connection back.
@@ -82,29 +79,37 @@ class Pipeline:
             take: must not raise.
             deadline_s: time on the monotonic clock by which the first reply must begin.
         """
-        done = 0
+        done, wire = 0, self._wire
+        if wire is not None and self.failure is None:
+            done = self._receive(wire, take, deadline_s)
+        self._release()
+        for number in range(done, len(self._requests)):
+            take(number, self.failure)
+
+    def _receive(self, wire: Wire, take: Callable[[int, Reply], None], deadline_s: float) -> int:
+        """Read replies until the last one, or until a failure. Returns their number."""
+        done, timeout_s = 0, self.node.timeout_s
         wait_s = [max(0.001, deadline_s - time.monotonic())]  # until the first byte; the node's own timeout after it
-        reader = ReplyReader(lambda buffer: self._connection.receive(buffer, wait_s.pop() if wait_s else timeout_s))
-        timeout_s = self.node.timeout_s
+
+        def receive(buffer: memoryview, *, is_known: bool) -> int:
+            return wire.receive(buffer, wait_s.pop() if wait_s else timeout_s, is_known=is_known)
+
+        reader = ReplyReader(receive)
         with _Failing(self):
-            while self.failure is None and done < len(self._requests):
+            while done < len(self._requests):
                 reply = reader.read(self._requests[done].target)
                 if isinstance(reply, exceptions.ConnectionError):  # it loads its data, or wants a password
                     raise reply
                 self.node.answered()
                 take(done, reply)
                 done += 1
-        self._is_whole = self.failure is None and reader.is_empty
-        self._release()
-        for number in range(done, len(self._requests)):
-            take(number, self.failure)
+            self._is_whole = reader.is_empty
+        return done
 
     def _release(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            if not self._is_whole:  # replies of this call must not be read by the next
-                connection.disconnect()
-            self.node.release(connection)
+        wire, self._wire = self._wire, None
+        if wire is not None:  # replies of this call must not be read by the next
+            self.node.release(wire, is_whole=self._is_whole)
 
 
 class _Failing:

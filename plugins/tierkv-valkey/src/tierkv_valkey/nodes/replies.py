@@ -6,7 +6,7 @@ plain socket for large frames. They are used for the handshake of a connection a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from redis import exceptions
 
@@ -14,7 +14,9 @@ Reply = object
 """Bytes, a number, None, a list of these, or an exception: an error reply. For a value with a target: its length."""
 
 CHUNK_BYTES = 16 << 10
-"""Bytes that are read beyond what is known to come: the most that is copied of a large value."""
+"""Bytes that are received beyond what is known to come."""
+HEAD_BYTES = 64
+"""The same where a value with a target comes next: the most that is copied of a large value."""
 LINE_BYTES_MAX = 64 << 10
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -37,14 +39,24 @@ class TooLongError(Exception):
     """A stored value is longer than its target. The rest of the replies is intact."""
 
 
+class Receive(Protocol):
+    """Source of bytes."""
+
+    def __call__(self, buffer: memoryview, /, *, is_known: bool) -> int:
+        """Receive some bytes into a buffer and return their number; 0 at the end of the connection.
+
+        is_known: whether enough bytes to fill the buffer will come.
+        """
+
+
 class ReplyReader:
     """Replies of one exchange, in order.
 
     Args:
-        receive: reads some bytes into a buffer and returns their number; 0 at the end of the connection.
+        receive: source of their bytes.
     """
 
-    def __init__(self, receive: Callable[[memoryview], int]) -> None:
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
         self._start = self._end = 0
@@ -60,7 +72,7 @@ class ReplyReader:
         Raises:
             redis.exceptions.ConnectionError, OSError: the connection ended, or another protocol is spoken.
         """
-        line = self._line()
+        line = self._line(CHUNK_BYTES if target is None else HEAD_BYTES)
         kind, rest = line[:1], line[1:]
         if kind == b"$":
             return self._value(int(rest), target)
@@ -100,13 +112,13 @@ class ReplyReader:
         target[:known] = self._buffer[self._start : self._start + known]
         self._start += known
         while known < len(target):
-            known += self._received(target[known:])
+            known += self._received(target[known:], is_known=True)
 
     def _end_of_value(self) -> None:
-        if self._line():
+        if self._line(HEAD_BYTES):
             raise exceptions.ConnectionError("a value does not end where its length says")
 
-    def _line(self) -> bytes:
+    def _line(self, chunk_bytes: int) -> bytes:
         line = b""
         while True:
             found = bytes(self._buffer[self._start : self._end])
@@ -117,10 +129,10 @@ class ReplyReader:
             line += found
             if len(line) > LINE_BYTES_MAX:
                 raise exceptions.ConnectionError("a line does not end: this is no Valkey or Redis server")
-            self._start, self._end = 0, self._received(self._buffer)
+            self._start, self._end = 0, self._received(self._buffer[:chunk_bytes], is_known=False)
 
-    def _received(self, buffer: memoryview) -> int:
-        count = self._receive(buffer)
+    def _received(self, buffer: memoryview, *, is_known: bool) -> int:
+        count = self._receive(buffer, is_known=is_known)
         if not count:
             raise exceptions.ConnectionError("the server closed the connection")
         return count
