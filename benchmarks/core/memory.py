@@ -1,8 +1,9 @@
 """Bytes of Python objects per resident chunk: the index, the policy, and the keys that both share.
 
-The policy is one through which as many chunks have passed as it holds, so its ghosts are in it. Counted by
-tracemalloc, so the same on every run; without what the allocator itself rounds up and keeps. The limit is the least
-that answers "where is it?" for these keys in Python: a dict from key to an integer.
+The policy is one through which as many chunks have passed as it holds, so its ghosts are in it. Each chunk has a rank,
+as those of an engine's requests do; policies that cannot use ranks keep none. Counted by tracemalloc, so the same on
+every run; without what the allocator itself rounds up and keeps. The limit is the least that answers "where is it?" for
+these keys in Python: a dict from key to an integer.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from benchmarks.rows import Row, Target
 from tierkv.abc import EvictionPolicy
 from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.policies.prefix_order import PrefixOrder, ranks_of
 from tierkv.scheduler.wiring import WiredCore
 from tierkv.types.keys import Key
 
 TARGET = Target("measured", "<=", 200.0)
+PROMPT_CHUNKS = 256
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -32,9 +35,11 @@ def run(settings: Settings) -> Iterator[Row]:
     keys = keys_of(hashes)
     plain = _traced(lambda: {key: number for number, key in enumerate(keys)}) / count + key_bytes
     for name in policy_names():
+        _filled_host(name, keys[:1])  # modules that it imports are no memory of a chunk
         new = _traced(partial(_filled_policy, name, keys)) / count
         used = _traced(partial(_used_policy, name, keys)) / count
-        whole = _traced(partial(_filled_host, name, keys)) / count + key_bytes + used - new
+        ranks = _traced(partial(_ranked_policy, name, keys)) / count - new
+        whole = _traced(partial(_filled_host, name, keys)) / count + key_bytes + used - new + ranks
         yield Row(
             f"host tier, {name}, {count:,} chunks",
             "B/chunk",
@@ -42,7 +47,7 @@ def run(settings: Settings) -> Iterator[Row]:
             "a dict from key to integer, keys included",
             plain,
             target=TARGET,
-            extra={"of it the policy, B": used, "of it the key, B": key_bytes},
+            extra={"of it the policy, B": used, "of it the ranks, B": ranks, "of it the key, B": key_bytes},
         )
     yield Row(
         f"lower tier with an index, {count:,} chunks",
@@ -72,6 +77,15 @@ def _filled_policy(name: str, keys: list[Key]) -> EvictionPolicy:
     policy = open_policy(name, len(keys))
     policy.add(range(len(keys)), keys)
     return policy
+
+
+def _ranked_policy(name: str, keys: list[Key]) -> PrefixOrder:
+    """Policy filled with prompts of :data:`PROMPT_CHUNKS` chunks."""
+    order = PrefixOrder(open_policy(name, len(keys)))
+    for number, start in enumerate(range(0, len(keys), PROMPT_CHUNKS)):
+        prompt = keys[start : start + PROMPT_CHUNKS]
+        order.add(range(start, start + len(prompt)), prompt, ranks_of(str(number), range(16, 16 * len(prompt) + 1, 16)))
+    return order
 
 
 def _used_policy(name: str, keys: list[Key]) -> EvictionPolicy:

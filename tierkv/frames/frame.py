@@ -68,7 +68,8 @@ ZEROS = bytes(HEADER_BYTES)
 _UNUSED = bytes(HEADER_BYTES - _USED_BYTES)
 _RAW = NO_CODEC.encode("ascii")
 _CLAIMS = struct.Struct("<Q16s")
-_CLAIMS_AT = 314
+_CLAIMS_AT = _FIXED.size - struct.calcsize("<Q16s16s")
+"""Offset of the stored length. Behind it is the raw checksum, which in a raw frame equals the stored one."""
 _FLAG_PARTS, _FLAG_WITHHELD, _FLAG_APPROXIMATE, _FLAG_NOTES = 1, 2, 4, 8
 _FLAGS = _FLAG_PARTS | _FLAG_WITHHELD | _FLAG_APPROXIMATE | _FLAG_NOTES
 _NOTES = HEADER_BYTES - CODEC_NOTES_BYTES
