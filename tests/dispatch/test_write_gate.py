@@ -13,6 +13,7 @@ from tier_bench import Bench, compressible
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
+from tierkv.errors import OutOfSpaceError
 from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -125,4 +126,30 @@ def test_a_tier_that_leaves_and_returns_is_logged_once_each(bench: Bench, caplog
             'operation_failed tier=files verb=probe chunks=1 reason="OSError: gone" suppressed=0',
             f'tier_out_of_service tier=files reason="{REASON}" suppressed=0',
             'tier_in_service tier=files reason="a trial was answered" seconds_out=10 suppressed=0',
+        ]
+
+
+def test_a_tier_that_never_has_room_is_not_writable(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A full file system that takes nothing at all: health, metric and log say so, and each write is still tried, since
+    the tier may evict. A tier that is only full for a moment stays writable."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+
+        def write(outcome: OutcomeKind, after_s: float) -> bool:
+            dispatch.clock.advance(after_s)
+            assert dispatch.wait(dispatch.write(1, 1)) == [[outcome]]
+            return dispatch.dispatcher.health()[0].writable
+
+        full = faults.raise_error(lambda: OutOfSpaceError("no room"))
+        rule = bench.backend.add("write", full)
+        assert [write(OutcomeKind.NO_SPACE, 0.1) for _ in range(9)] == [True] * 9
+        bench.backend.rules.remove(rule)
+        assert write(OutcomeKind.OK, 0.1)
+        rule = bench.backend.add("write", full)
+        assert [write(OutcomeKind.NO_SPACE, 0.5) for _ in range(4)] == [True, True, False, False]
+        assert dispatch.dispatcher.health()[0].usable
+        bench.backend.rules.remove(rule)
+        assert write(OutcomeKind.OK, 0.1), "the next write is no trial: none was refused"
+        assert [line.partition("event=")[2] for line in lines_of(caplog) if "writable" in line] == [
+            'tier_not_writable tier=files reason="OutOfSpaceError: no room" suppressed=0',
+            "tier_writable tier=files seconds_out=0.6 suppressed=0",
         ]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import math
 import mmap
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from harness.lanes import Verdict
 from harness.system_calls import ALL_CALLS, SystemCalls, load
 from harness.targets import TARGETS, Target
 from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.dispatch import write_gate
 from tierkv.errors import BackendError
 from tierkv.testing.frames import aligned_copy
 
@@ -104,6 +106,15 @@ def _for_ever(_place: Path, calls: SystemCalls) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def _unsaid(place: Path, calls: SystemCalls) -> Iterator[None]:
+    """Take all room from a tier whose health does not look at room."""
+    before, write_gate.NO_ROOM_S = write_gate.NO_ROOM_S, math.inf
+    with CAUSES["quota"].lasting(place, calls):
+        yield
+    write_gate.NO_ROOM_S = before
+
+
 def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[int], Verdict]]:
     """Each broken promise by name."""
     return {
@@ -112,7 +123,7 @@ def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[int], Verdict]
         "sulking": Calls(_target(write=give_up), place, calls).play,
         "unforced": Cuts(TARGETS["disk"], place, calls, syncs_lie=True).play,
         "never-ends": Exhaustion("disk", Cause("it stays dead", _for_ever), place, calls).play,
-        "silent": Exhaustion("disk", dataclasses.replace(CAUSES["quota"], stops_writes=True), place, calls).play,
+        "silent": Exhaustion("disk", Cause("it has no room, and is silent", _unsaid), place, calls).play,
         "unseen": Cuts(_target(write=write_by_map), place, calls).play,
         "unforced-lmdb": Cuts(TARGETS["lmdb"], place, calls, syncs_lie=True).play,
     }

@@ -25,7 +25,7 @@ TROUBLE_S = 3.0
 HEAL_MAX_S = 8.0
 """Longest time in seconds from the end of a cause to the first write."""
 TRUTH_MAX_S = 1.5
-"""Seconds of failed writes after which a tier must say that it is not writable."""
+"""Seconds without a written byte after which a tier must say that it is not writable."""
 LINES_MAX = 16
 """Log lines of one cause: each change of a state has one, and repeats are counted in the next one."""
 SMALL_DISK_MIB = 12
@@ -40,8 +40,6 @@ class Cause:
     """Words for the help."""
     lasting: Callable[[Path, SystemCalls], contextlib.AbstractContextManager[None]]
     """The cause exists within this context."""
-    stops_writes: bool = True
-    """Whether health must say so. A tier without space is full, which is no failure: it counts ``no_space``."""
     small_disk: bool = False
     """Whether the place is a small file system of its own."""
 
@@ -88,21 +86,17 @@ CAUSES = {
     "read-only": Cause("the file system turns read-only", lambda _, calls: _refused(calls, CHANGES, errno.EROFS)),
     "dead": Cause("every call that changes files fails", lambda _, calls: _refused(calls, ALL_CALLS, errno.EIO)),
     "unsynced": Cause("every sync fails", lambda _, calls: _refused(calls, Call.SYNC, errno.EIO)),
-    "full": Cause(
-        "another program fills a small disk", lambda place, _: _filled(place), stops_writes=False, small_disk=True
-    ),
+    "full": Cause("another program fills a small disk", lambda place, _: _filled(place), small_disk=True),
     "quota": Cause(
         "no block is free",
         lambda _, calls: _refused(calls, Call.WRITE | Call.ALLOCATE | Call.OPEN, errno.ENOSPC),
-        stops_writes=False,
     ),
-    "no-links": Cause("no hard links", lambda _, calls: _refused(calls, Call.LINK, errno.EPERM), stops_writes=False),
+    "no-links": Cause("no hard links", lambda _, calls: _refused(calls, Call.LINK, errno.EPERM)),
     "descriptors": Cause(
         "no descriptor is left",
         lambda _p, _c: _limited(resource.RLIMIT_NOFILE, _descriptors_left(1)),
-        stops_writes=False,
     ),
-    "file-size": Cause("no file may grow", lambda _p, _c: _limited(resource.RLIMIT_FSIZE, 8192), stops_writes=False),
+    "file-size": Cause("no file may grow", lambda _p, _c: _limited(resource.RLIMIT_FSIZE, 8192)),
 }
 
 
@@ -182,7 +176,7 @@ class Exhaustion:
             time.sleep(0.01)
             if (total := bytes_written(stack)[self._backend]) > written:
                 written, written_s = total, now_s
-            is_silent = self._cause.stops_writes and now_s - written_s > TRUTH_MAX_S
+            is_silent = now_s - written_s > TRUTH_MAX_S
             if is_silent and stack.tiers.health()[self._backend].writable:
                 broken = f"nothing was written for {TRUTH_MAX_S:g} s, and health says writable"
         return broken

@@ -131,6 +131,13 @@ def test_a_trace_is_read_up_to_a_bound(tmp_path: Path) -> None:
     assert [len(request.keys) for request in whole.requests()] == [2] * 100
 
 
+def test_the_mark_of_an_editor_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    """A spreadsheet saves UTF-8 with a mark, and lines that end as on Windows."""
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"timestamp": 1, "hash_ids": [1]}\r\n\r\n{"timestamp": 2, "hash_ids": [1]}\r\n')
+    assert [request.at_s for request in read_trace(path)] == [0.001, 0.002]
+
+
 def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
     """The hour before the first request."""
     path = tmp_path / "trace.jsonl"

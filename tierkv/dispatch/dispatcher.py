@@ -288,7 +288,7 @@ class Dispatcher:
                 state.ended_with_faults(ticket.op.verb, result.tally)
             self._finish(state, ticket, ticket.reported(result.outcomes), now_s)
             if result.tally.answered or not ticket.op.keys:
-                state.succeeded(ticket, now_s)
+                state.succeeded(ticket, result.tally, now_s)
             else:
                 self._count_failure(state, ticket.op, now_s, result.outcomes[-1].error or "deadline missed")
 

@@ -18,7 +18,7 @@ from tierkv.dispatch.ticket import Ticket
 from tierkv.dispatch.write_gate import WriteGate
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.watched import TierCondition, TierLoad
-from tierkv.types.tier_ops import TierListing, TierOp, Verb
+from tierkv.types.tier_ops import OutcomeKind, TierListing, TierOp, Verb
 
 BREAKER_NUMBERS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 """State of a breaker as the value of a gauge."""
@@ -119,7 +119,7 @@ class TierState:
         """
         return ticket.op.verb is not Verb.WRITE and self.answered_s > ticket.submitted_s
 
-    def succeeded(self, ticket: Ticket, now_s: float) -> None:
+    def succeeded(self, ticket: Ticket, tally: Tally, now_s: float) -> None:
         """Count an operation that was answered."""
         op = ticket.op
         self.answered_s = max(self.answered_s, now_s if ticket.done_s is None else ticket.done_s)
@@ -127,7 +127,9 @@ class TierState:
         # may still delete some.
         if op.verb is not Verb.DELETE:
             self.breaker.succeeded(now_s)
-        if op.verb is Verb.WRITE:
+        if op.verb is Verb.WRITE and tally.no_space and not tally.frame_bytes:
+            self.writes.found_no_room(op.op_id, now_s, tally.faults[OutcomeKind.NO_SPACE][1])
+        elif op.verb is Verb.WRITE:
             self.writes.ended(op.op_id, now_s)
 
     def measure(self, ticket: Ticket, elapsed_s: float) -> None:

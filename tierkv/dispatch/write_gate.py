@@ -1,7 +1,9 @@
 """Writes to one tier while they fail: refused but for a trial, whether or not the tier's reads succeed.
 
 A disk that turned read-only, or is worn out, still reads. Its reads keep the tier in service, so its writes are counted
-by a breaker of their own. Used on the engine's thread alone; no method waits.
+by a breaker of their own. A storage without room answers: its writes go on, since the tier evicts to make room. If none
+finds room for a while, the tier is not writable all the same, and says so. Used on the engine's thread alone; no method
+waits.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from __future__ import annotations
 from tierkv.dispatch.breaker import Breaker
 from tierkv.logs.definitions import TIER_NOT_WRITABLE, TIER_WRITABLE
 from tierkv.logs.stack_log import StackLog
+
+NO_ROOM_S = 1.0
+"""Seconds for which no write finds room in a tier that is not writable. A full tier that evicts has room sooner."""
 
 
 class WriteGate:
@@ -18,7 +23,7 @@ class WriteGate:
         tier: name of the tier.
         failures_max: failed writes in a row that close the gate.
         cooldown_s: seconds from the closing to the first trial, and between trials.
-        log: receives a line when the gate closes, and when it opens.
+        log: receives a line when the tier is no longer writable, and when it is again.
     """
 
     def __init__(self, tier: str, failures_max: int, cooldown_s: float, log: StackLog) -> None:
@@ -27,11 +32,13 @@ class WriteGate:
         self._closed_s = 0.0
         self._breaker = Breaker(tier, failures_max, cooldown_s)
         self._trial: int | None = None
+        self._no_room_s: float | None = None
+        self._has_room = True
 
     @property
     def is_open(self) -> bool:
-        """Whether the last writes did not all fail."""
-        return self._breaker.usable
+        """Whether the tier is writable: the last writes did not all fail, nor lack room for a while."""
+        return self._breaker.usable and self._has_room
 
     def may_write(self, now_s: float) -> bool:
         """Whether a write may be submitted: the gate is open, or a trial is due."""
@@ -44,12 +51,28 @@ class WriteGate:
             self._breaker.trial_began(now_s)
 
     def ended(self, op_id: int, now_s: float, failure: str = "") -> bool:
-        """A write ended; ``failure`` is empty if it was answered.
+        """A write ended; ``failure`` is empty if it stored something.
 
         Returns:
-            Whether the gate was open before.
+            Whether writes were accepted before.
         """
-        was_open = self._breaker.usable
+        was_open, was_usable = self.is_open, self._breaker.usable
+        if not failure:
+            self._no_room_s, self._has_room = None, True
+        self._count(op_id, now_s, failure)
+        self._report(now_s, failure, was_open=was_open)
+        return was_usable
+
+    def found_no_room(self, op_id: int, now_s: float, reason: str) -> None:
+        """A write was answered, and the storage had no room for any of its chunks."""
+        was_open = self.is_open
+        if self._no_room_s is None:
+            self._no_room_s = now_s
+        self._has_room = self._has_room and now_s - self._no_room_s < NO_ROOM_S
+        self._count(op_id, now_s, "")
+        self._report(now_s, reason, was_open=was_open)
+
+    def _count(self, op_id: int, now_s: float, failure: str) -> None:
         if op_id == self._trial:
             self._trial = None
             self._breaker.trial_ended(now_s, answered=not failure)
@@ -57,9 +80,10 @@ class WriteGate:
             self._breaker.failed(now_s)
         else:
             self._breaker.succeeded(now_s)
-        if was_open and not self._breaker.usable:
+
+    def _report(self, now_s: float, reason: str, *, was_open: bool) -> None:
+        if was_open and not self.is_open:
             self._closed_s = now_s
-            self._log.report(TIER_NOT_WRITABLE, tier=self._tier, reason=failure)
-        elif self._breaker.usable and not was_open:
+            self._log.report(TIER_NOT_WRITABLE, tier=self._tier, reason=reason)
+        elif self.is_open and not was_open:
             self._log.report(TIER_WRITABLE, tier=self._tier, seconds_out=now_s - self._closed_s)
-        return was_open

@@ -34,6 +34,7 @@ from tierkv.types.hints import HINTS, NO_HINTS, SESSION_CHARS_MAX, RequestHints,
 ChunkId = int | str
 
 _FIX = 'a line of a trace is a JSON object such as {"timestamp": 1200, "hash_ids": [0, 14, 15]}'
+_ENCODING = "utf-8-sig"  # some editors begin a file with the mark of its encoding
 _ID_BYTES = 16
 _ID_MAX = 2 ** (8 * _ID_BYTES) - 1
 _TOKENS_MAX = 2**31 - 1
@@ -83,8 +84,8 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
 
 def _opened(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+        return gzip.open(path, "rt", encoding=_ENCODING)
+    return path.open(encoding=_ENCODING)
 
 
 def _parsed(text: str, before_s: float, place: str) -> TraceLine:

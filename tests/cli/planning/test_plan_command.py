@@ -116,6 +116,15 @@ def test_wrong_options_are_told(tierkv: Run, trace: Path, stacks: list[str], wor
     assert "Traceback" not in said.output
 
 
+def test_the_size_of_a_chunk_is_asked_for_with_its_sources(tierkv: Run, trace: Path, stacks: list[str]) -> None:
+    """Nobody knows the bytes of a chunk by heart."""
+    said = tierkv("plan", trace, *stacks, "--prefill", "200")
+    assert said.exit_code == 2
+    words = " ".join(said.stderr.split())
+    assert "Missing option '--chunk-bytes'" in words
+    assert "`tierkv trace RECORD` prints" in words
+
+
 def test_a_trace_without_lengths_needs_the_length_of_a_chunk(tierkv: Run, stacks: list[str], tmp_path: Path) -> None:
     """The message names the option; with it, the plan is made."""
     bare = tmp_path / "bare.jsonl"

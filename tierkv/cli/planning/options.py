@@ -43,6 +43,19 @@ class Size(click.ParamType[int]):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
+class TraceChunkSize(Size):
+    """Size of a chunk of the trace, which a user must look up: the message says where."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """Name the commands and the page that have the number."""
+        del param, ctx
+        return (
+            "A trace counts chunks, and capacities are in bytes. `tierkv trace RECORD` prints the bytes of a chunk of "
+            "your own traffic. `tierkv ls` at a tier has them as bytes / chunks. The guide 'Size a tier' computes them "
+            "from the shape of a model."
+        )
+
+
 CHUNKS_MAX_OPTION = click.option(
     "--chunks-max",
     type=ChunkCount(),

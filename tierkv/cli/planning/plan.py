@@ -17,6 +17,7 @@ from tierkv.cli.planning.options import (
     PriceOf,
     Size,
     SpeedOf,
+    TraceChunkSize,
     cut_notice,
     progress_bar,
 )
@@ -50,7 +51,7 @@ from tierkv.replay.trace import Trace, load_trace
 )
 @click.option(
     "--chunk-bytes",
-    type=Size(),
+    type=TraceChunkSize(),
     required=True,
     help="Bytes of KV per chunk of the trace: 64MiB. `tierkv trace` prints that of your own traffic.",
 )
