@@ -117,7 +117,7 @@ def test_wrong_options_are_told(tierkv: Run, trace: Path, stacks: list[str], wor
 
 
 def test_the_size_of_a_chunk_is_asked_for_with_its_sources(tierkv: Run, trace: Path, stacks: list[str]) -> None:
-    """Nobody knows the bytes of a chunk by heart."""
+    """A user does not know the bytes of a chunk by heart."""
     said = tierkv("plan", trace, *stacks, "--prefill", "200")
     assert said.exit_code == 2
     words = " ".join(said.stderr.split())

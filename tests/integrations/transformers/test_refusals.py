@@ -15,6 +15,7 @@ import transformers
 from hf_models import GREEDY, VOCAB, computed_in_pieces, make_model, make_prompt
 
 from tierkv.errors import ConfigError, EngineProtocolError, EngineVersionError
+from tierkv.integrations.transformers import TieredPrefixCache
 from tierkv.integrations.transformers.versions import ENGINE
 
 TINY: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
@@ -144,6 +145,19 @@ def test_a_cache_of_other_tokens(model: Callable[..., Any], open_cache: Callable
         cache.store(make_prompt(80, seed=9), past)
     with pytest.raises(ValueError, match="2"):
         cache.store([tokens, tokens], past)
+
+
+@pytest.mark.parametrize("prompt", ["a text", ["a text"], {"input_ids": [[1, 2]]}], ids=["text", "texts", "mapping"])
+def test_texts_are_no_ids(model: Callable[..., Any], open_cache: Callable[..., Any], prompt: Any) -> None:
+    """The first mistake of a user who has a tokenizer at hand."""
+    with pytest.raises(ValueError, match=r"give ids, as tokenizer\(text\).input_ids"):
+        open_cache(model("llama")).prefill(prompt)
+
+
+def test_no_folder_is_not_the_working_directory(model: Callable[..., Any]) -> None:
+    """An unset variable must not fill the folder that a program happens to run in."""
+    with pytest.raises(ConfigError, match="give a folder for the chunks"):
+        TieredPrefixCache(model("llama"), "")
 
 
 def test_two_threads_and_the_end(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:

@@ -31,9 +31,21 @@ class ChunkCount(click.ParamType[int]):
 
 
 class Size(click.ParamType[int]):
-    """Size in bytes: 2MiB."""
+    """Size in bytes: 2MiB.
+
+    Args:
+        whence: where a user finds the value of an option that is required.
+    """
 
     name = "size"
+
+    def __init__(self, whence: str = "") -> None:
+        self._whence = whence
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str | None:
+        """Say where the value is found."""
+        del param, ctx
+        return self._whence or None
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse a size as in a configuration."""
@@ -43,17 +55,11 @@ class Size(click.ParamType[int]):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
-class TraceChunkSize(Size):
-    """Size of a chunk of the trace, which a user must look up: the message says where."""
-
-    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        """Name the commands and the page that have the number."""
-        del param, ctx
-        return (
-            "A trace counts chunks, and capacities are in bytes. `tierkv trace RECORD` prints the bytes of a chunk of "
-            "your own traffic. `tierkv ls` at a tier has them as bytes / chunks. The guide 'Size a tier' computes them "
-            "from the shape of a model."
-        )
+WHENCE_CHUNK_BYTES = (
+    "A trace counts chunks, and capacities are in bytes. `tierkv trace RECORD` prints the bytes of a chunk of your own "
+    "traffic. `tierkv ls` at a tier has them as bytes / chunks. The guide 'Size a tier' computes them from a model."
+)
+"""Answer to a user who leaves the size of a chunk out."""
 
 
 CHUNKS_MAX_OPTION = click.option(

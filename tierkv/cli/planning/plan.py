@@ -13,11 +13,11 @@ from tierkv.cli.output import print_json
 from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.cli.planning.options import (
     CHUNKS_MAX_OPTION,
+    WHENCE_CHUNK_BYTES,
     ChunkCount,
     PriceOf,
     Size,
     SpeedOf,
-    TraceChunkSize,
     cut_notice,
     progress_bar,
 )
@@ -51,7 +51,7 @@ from tierkv.replay.trace import Trace, load_trace
 )
 @click.option(
     "--chunk-bytes",
-    type=TraceChunkSize(),
+    type=Size(WHENCE_CHUNK_BYTES),
     required=True,
     help="Bytes of KV per chunk of the trace: 64MiB. `tierkv trace` prints that of your own traffic.",
 )

@@ -52,6 +52,8 @@ def batch_of(model: Model, inputs: Inputs, attention_mask: torch.Tensor | None) 
     device = input_device(model)
     pad_token = _pad_token(model)
     if not isinstance(inputs, torch.Tensor):
+        if isinstance(inputs, str | Mapping) or any(isinstance(prompt, str) for prompt in inputs):
+            raise ValueError("input_ids is text, or a tokenizer's whole result: give ids, as tokenizer(text).input_ids")
         inputs, mask = _padded(inputs, 0 if pad_token is None else pad_token)
         if attention_mask is not None:
             raise ValueError("attention_mask goes with a tensor of ids; prompts in lists are padded here")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.config import StackConfig, load_config, parse_config
+from tierkv.errors import ConfigError
 from tierkv.integrations.transformers.layers import KvShape, Model
 
 MIB = 2**20
@@ -31,6 +32,8 @@ def stack_config(stack: StackConfig | Mapping[str, Any] | str | Path, shape: KvS
         return stack
     if isinstance(stack, Mapping):
         return parse_config(stack)
+    if not str(stack).strip():
+        raise ConfigError('stack = "": give a folder for the chunks, or the file of a stack')
     path = Path(stack)
     if path.suffix.lower() in _FILES:
         return load_config(path)
