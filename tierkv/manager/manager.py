@@ -253,8 +253,7 @@ class OffloadManager:
 
         Returns None if there is no room for all of them: then nothing has changed (S18).
         """
-        host = self._host
-        offered = dict(keys)
+        host, offered = self._host, dict(keys)
         missing = host.slots.missing(offered)
         present: list[int] = []
         if len(missing) < len(offered):  # chunks of this store must not be evicted to make room for others of it
@@ -269,6 +268,7 @@ class OffloadManager:
             return None
         wanted, ranks, evicted = chosen
         slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
+        self.step.stored_s = self.step.now
         if present:
             self._tier_io.used(present, ctx.hints)
         if ctx.hints.has_retention or self.retention.any:

@@ -11,7 +11,7 @@ from tierkv.types.keys import Key
 WAITING_KEYS_MAX = 65_536
 """Keys that wait to be asked for. Over it a later step asks again."""
 
-FIRST_KEYS = 64
+FIRST_KEYS = 32
 """Keys per probe of a tier whose speed is not known yet."""
 
 WEIGHT = 1 / 4
