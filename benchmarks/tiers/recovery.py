@@ -130,7 +130,7 @@ def run(settings: Settings) -> Iterator[Row]:
         "the log read into a dict",
         medians(plain).wall_s,
         cpu_ratios(ours, plain),
-        Target("measured", "<=", 3.0),
+        Target("measured", "<=", 2.5),
         {
             **{f"of it the {name}, s": sorted(values)[len(values) // 2] for name, values in parts.items()},
             "processor time, s": medians(ours).cpu_s,

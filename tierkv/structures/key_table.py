@@ -269,6 +269,33 @@ class KeyTable:
             self._lead_to(number, first)
         return number
 
+    def add_new(self, keys: Sequence[Key]) -> range:
+        """Assign adjacent numbers to keys that are in no table of the directory, as those of an index at an open.
+
+        Returns:
+            The numbers; none if a key is known, or given twice, or numbers were given back: no key is added then.
+        """
+        if self._free.left:
+            return range(0)
+        count, first, step, shards = len(keys), self._free.fresh, 1 << TABLE_BITS, self._shards
+        places = range(first * step + self.index, (first + count) * step, step)
+        before = shards_len(shards)
+        for key, place in zip(keys, places, strict=True):
+            shards[key[SHARD_BYTE]].setdefault(key, place)
+        if shards_len(shards) - before < count:
+            for key, place in zip(keys, places, strict=True):
+                if shards[key[SHARD_BYTE]].get(key) == place:
+                    del shards[key[SHARD_BYTE]][key]
+            return range(0)
+        self._free.take(count)
+        self._grow(first + count)
+        at = 0
+        while at < count:  # page by page
+            page, begin = divmod(first + at, PAGE_KEYS)
+            self._keys.pages[page].update(zip(range(begin, PAGE_KEYS), keys[at : at + PAGE_KEYS - begin], strict=False))
+            at += PAGE_KEYS - begin
+        return range(first, first + count)
+
     def numbers(self, keys: Sequence[Key]) -> list[int]:
         """Numbers of many keys; new ones for those that have none. ``keys`` may contain duplicates."""
         given = self._free.take(len(keys))

@@ -95,7 +95,8 @@ class WrittenColumn:
         if (length := max(rows) + 1) > len(self._ranks):
             self._ranks = longer(self._ranks, length + length // 8)
         known, first = self._ranks, rows[0]
-        if len(ranks) > 1 and rows == [*range(first, first + len(rows))]:  # as at an open, of a million chunks
+        # As at an open, of a million chunks.
+        if len(ranks) > 1 and (isinstance(rows, range) or rows == [*range(first, first + len(rows))]):
             known[first : first + len(rows)] = memoryview(array("Q", ranks))
             return
         for row, rank in zip(rows, ranks if len(ranks) else bytes(len(rows)), strict=True):

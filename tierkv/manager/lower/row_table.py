@@ -123,21 +123,21 @@ class RowTable:
         self._lengthen()
         return rows
 
-    def add_stored(self, keys: Sequence[Key], sizes: Sequence[int], written: Sequence[int]) -> list[int]:
+    def add_stored(self, keys: Sequence[Key], sizes: Sequence[int], written: Sequence[int]) -> range:
         """Add rows of stored chunks, adjacent. sizes: of the frames. written: ranks at rest, or empty.
 
         Returns:
             The rows; none if some keys had rows already, or a key or size is invalid: the chunks are not stored then.
         """
         if min(map(len, keys)) < KEY_BYTES_MIN or min(sizes) < 0:
-            return []
-        first = self.keys.numbers_max
-        last, rows = first + len(keys), self.add(keys)
-        if rows != [*range(first, last)]:
-            return []
+            return range(0)
+        rows = self.keys.add_new(keys)
+        if not rows:
+            return rows
+        self._lengthen()
         self.written.note(rows, written)
-        self.flags[first:last] = bytes((STORED,)) * len(keys)
-        self.frame_bytes[first:last] = array("Q", sizes)
+        self.flags[rows.start : rows.stop] = bytes((STORED,)) * len(keys)
+        self.frame_bytes[rows.start : rows.stop] = array("Q", sizes)
         return rows
 
     def _lengthen(self) -> None:
