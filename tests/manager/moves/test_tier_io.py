@@ -100,7 +100,16 @@ def test_reads_in_smaller_batches_than_writes() -> None:
     core.finish(write)
     core.manager.reset_cache()
     core.manager.passages.reserve(WHO.request_id, tuple(keys), WHO.hints)
-    assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
+    assert [len(op.keys) for op in ops(core, Verb.READ)] == [3, 3]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(15, [15]), (16, [8, 8]), (31, [11, 11, 9])])
+def test_operations_of_one_step_are_nearly_equal(count: int, sizes: list[int]) -> None:
+    """A durable write waits for two flushes, of one chunk as of fifteen: a rest of one held a thread as long
+    as the others did."""
+    core = make_core(slots=2 * count, tiers=[TierSpec("disk", replace(DISK, preferred_batch=15))])
+    core.put(run(0, count))
+    assert [len(op.keys) for op in ops(core, Verb.WRITE)] == sizes
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(8, [4, 4]), (32, [4] * 8), (48, [6] * 8), (70, [7] * 10)])

@@ -348,5 +348,7 @@ class TierIO:
         self._demotions.flush()
 
 
-def _batches(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
+def _batches(items: Sequence[_T], size_max: int) -> list[Sequence[_T]]:
+    """As few batches as possible, of nearly one length: a rest of one chunk would cost what a whole batch costs."""
+    size = cdiv(len(items), cdiv(len(items), size_max)) if items else 1
     return [items[i : i + size] for i in range(0, len(items), size)]
