@@ -92,9 +92,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+class _Server(ThreadingHTTPServer):
+    """Server to which all threads of a benchmark may connect at once."""
+
+    request_queue_size = 128
+
+
 def main() -> None:
     """Serve until the other end of the standard input is closed."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"{server.server_port}\n")
     sys.stdout.flush()

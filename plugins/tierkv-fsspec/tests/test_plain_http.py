@@ -150,6 +150,40 @@ def test_a_slow_object_ends_in_time() -> None:
         reads.read_into("name", memoryview(bytearray(1 << 20)))
 
 
+def test_a_silent_server_ends_in_time() -> None:
+    """Headers came and nothing since, on a connection that a slow object has used before."""
+    silent = b"HTTP/1.1 200 OK\r\nContent-Length: 1048576\r\n\r\n"
+    with reading([OK, silent, b""], timeout_s=0.3) as (reads, server):
+        buffer = memoryview(bytearray(1 << 20))
+        assert reads.read_into("name", buffer) == LENGTH
+        with pytest.raises(TimeoutError):
+            reads.read_into("name", buffer)
+        assert len(server.asked) == 1
+
+
+def test_an_answer_that_ends_its_connection_is_used() -> None:
+    """Some servers close after each answer: their objects must not be received twice."""
+    closing = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    with reading([closing], [closing]) as (reads, server):
+        buffer = memoryview(bytearray(LENGTH))
+        for _ in range(2):
+            assert reads.read_into("name", buffer) == LENGTH
+            assert buffer == FRAME
+            buffer[:] = bytes(LENGTH)
+        assert [len(requests) for requests in server.asked] == [1, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 8191, 8192, 8193, 20_000])
+def test_objects_of_any_length_are_received_whole(length: int) -> None:
+    """The first bytes come with the headers, in the client's buffer, the rest from the socket."""
+    content = FRAME[:length]
+    with reading([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (length, content)] * 2) as (reads, _):
+        for _ in range(2):
+            buffer = bytearray(LENGTH)
+            assert reads.read_into("name", memoryview(buffer)) == length
+            assert buffer == content + bytes(LENGTH - length)
+
+
 def test_a_server_that_is_not_there_is_left_to_the_storage_library() -> None:
     """It says what is wrong, in the words of the other verbs."""
     with reading() as (reads, server):

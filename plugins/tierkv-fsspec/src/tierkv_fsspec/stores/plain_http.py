@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from tierkv_fsspec.stores.store import TooLongError
 OBJECT_BYTES_MIN = 512 << 10
 """Shorter objects are left to the storage library: the standard library's client costs more per request."""
 _PIECE_BYTES = 256 << 10
-"""Bytes between two looks at the time."""
+"""Bytes between two looks at the time, of a connection that ends with its answer."""
 
 
 class PlainReads:
@@ -110,22 +111,54 @@ class PlainReads:
         if length > len(buffer):
             connection.close()
             raise TooLongError(length, len(buffer))
-        done = 0
-        while done < length:
-            self._limit_time(connection, deadline_s)
-            count = answer.readinto(buffer[done : min(length, done + _PIECE_BYTES)])
-            if not count:
-                raise http.client.IncompleteRead(b"", length - done)
-            done += count
+        if length:
+            self._receive(connection, answer, buffer[:length], deadline_s)
+        answer.close()  # the client cannot know that the body was received
         self._keep(connection, answer)
         return length
 
+    def _receive(
+        self,
+        connection: http.client.HTTPConnection,
+        answer: http.client.HTTPResponse,
+        body: memoryview,
+        deadline_s: float,
+    ) -> None:
+        """Fill ``body``: with what came beside the headers, then from the socket.
+
+        The kernel waits for all bytes and keeps the time, so one call of the system takes most objects. The client's
+        own ``readinto`` makes two for each piece that has arrived, and other threads wait between them.
+        """
+        done = answer.readinto(body[: len(answer.peek())])
+        connected = connection.sock
+        if connected is not None:
+            connected.settimeout(None)
+        while done < len(body):
+            left_s = self._left_s(deadline_s)
+            count: int | None
+            if connected is None:  # the connection ends with the answer, which has its socket
+                count = answer.readinto(body[done : done + _PIECE_BYTES])
+            else:
+                count = _received(connected, body[done:], left_s)
+            if count == 0:
+                raise http.client.IncompleteRead(b"", len(body) - done)
+            done += count or 0
+
     def _limit_time(self, connection: http.client.HTTPConnection, deadline_s: float) -> None:
+        left_s = self._left_s(deadline_s)
+        if connection.sock is not None:  # closed by the last answer: the client connects anew
+            connection.sock.settimeout(left_s)
+
+    def _left_s(self, deadline_s: float) -> float:
+        """Return the time left.
+
+        Raises:
+            TimeoutError: none is left.
+        """
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"the object did not arrive within {self._read_timeout_s:g} s")
-        if connection.sock is not None:  # closed with an answer that ends the connection: its reader has the socket
-            connection.sock.settimeout(left_s)
+        return left_s
 
     def _keep(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
         if answer.will_close or self._is_closed or len(self._kept) == self._kept.maxlen:
@@ -144,3 +177,17 @@ def has_proxy(address: str) -> bool:
     """Whether the environment names a proxy for this address; then the storage library knows how to use it."""
     url = urlsplit(address)
     return "http" in getproxies() and not proxy_bypass(url.hostname or "")
+
+
+def _received(connected: socket.socket, buffer: memoryview, wait_s: float) -> int | None:
+    """Receive bytes until a buffer is full, the time is up, or the connection ends.
+
+    Returns:
+        Number of bytes; 0 at the end of the connection, None if the time was up before the first.
+    """
+    time_left = struct.pack("ll", *divmod(max(1, round(wait_s * 1e6)), 1_000_000))  # 0 would mean for ever
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time_left)
+    try:
+        return connected.recv_into(buffer, 0, socket.MSG_WAITALL)
+    except BlockingIOError:
+        return None
