@@ -55,6 +55,7 @@ class _Bench:
             colds = take_turns([self._cold_get, lambda: _cold_raw(raw)], rounds)
             direct = raw.direct
         with opened(self._options, frames) as tier, ThreadPoolExecutor(threads) as pool:
+            self._put(tier)  # cold reads leave nothing in memory
             warms = take_turns([lambda: timed(lambda: tier.get(frames)), lambda: self._copy(pool)], rounds)
             frames.wipe()
             tier.get(frames)

@@ -38,7 +38,7 @@ def test_entries_of_earlier_releases_have_no_rank(tmp_path: Path) -> None:
         index = env.open_db(b"index", txn, create=False)
         for number in range(3):
             value = txn.get(key(number), db=index)
-            assert len(value) == 24
+            assert len(value) == 32
             txn.put(key(number), value[:16], db=index)
     backend = open_at(tmp_path)
     frame = memoryview(b"new")

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, run_child
 
 from tierkv.errors import BackendError
-from tierkv_lmdb import options
-from tierkv_lmdb.environments.frame_copier import FrameCopier
+from tierkv_lmdb import frame_reads, options
+from tierkv_lmdb.environments.frame_copier import FrameCopier, _mincore
 from tierkv_lmdb.options import page_round
 
 
@@ -213,3 +214,78 @@ def test_copier_finds_no_map_of_an_unmapped_file(tmp_path: Path) -> None:
     fetcher = FrameCopier(tmp_path / "data", 4096)
     assert fetcher._map is None
     fetcher.close()
+
+
+def resident_bytes(data: Path) -> int:
+    """Bytes of a file in the page cache."""
+    with data.open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=3) as pages:
+        resident = np.zeros(-(-len(pages) // mmap.PAGESIZE), np.uint8)
+        start = np.frombuffer(pages, np.uint8).__array_interface__["data"][0]
+        assert _mincore(start, len(pages), resident.__array_interface__["data"][0]) == 0
+        return int((resident & 1).sum()) * mmap.PAGESIZE
+
+
+def drop_from_cache(data: Path) -> None:
+    """Drop a file from the page cache."""
+    with data.open("rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_cold_frames_leave_nothing_in_the_page_cache(tmp_path: Path) -> None:
+    """The binding touches every page of a value that it finds, which reads the frame twice and evicts others."""
+    if not supports_direct(tmp_path):
+        pytest.skip("no O_DIRECT here")
+    frames = {key(n): os.urandom(MIB) for n in range(16)}
+    ctx = context(64 * MIB, frame_bytes_max=MIB)
+    backend = open_at(tmp_path / "tier", ctx)
+    assert put(backend, frames) == [None] * 16
+    backend.close()
+    data = directory(tmp_path / "tier") / "data.mdb"
+    drop_from_cache(data)
+    if resident_bytes(data) > MIB:
+        pytest.skip("the page cache does not let go of the file")
+    backend = open_at(tmp_path / "tier", ctx)
+    assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
+    assert resident_bytes(data) < 4 * MIB
+    backend.close()
+
+
+def test_entries_without_a_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores of earlier versions, whose index has no page numbers, stay as they are."""
+    frames = {key(n): os.urandom(MIB) for n in range(3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(frame_reads, "PLACED_INDEX", _WithoutPage())
+        backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+        assert put(backend, frames) == [None] * 3
+        backend.close()
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
+    assert sorted(entry.key for entry in backend.scan()) == sorted(frames)
+    backend.close()
+
+
+def test_a_wrong_page_number_gives_no_wrong_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header of the page says whether it is one: if not, LMDB is asked; at the next start the entry is removed."""
+    frames = {key(n): os.urandom(MIB) for n in range(3)}
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameCopier, "page_of", lambda *_: 100_000_000)
+        assert put(backend, {key(0): frames[key(0)]}) == [None]
+        patch.setattr(FrameCopier, "page_of", lambda *_: 7)
+        assert put(backend, {key(1): frames[key(1)]}) == [None]
+    assert put(backend, {key(2): frames[key(2)]}) == [None]
+    assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
+    backend.close()
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    assert get(backend, *frames, buffer_bytes=MIB) == [None, None, frames[key(2)]]
+    backend.close()
+
+
+class _WithoutPage:
+    """Entry of the index as earlier versions wrote it."""
+
+    size = frame_reads.PLACED_INDEX.size
+
+    def pack(self, transaction: int, size: int, rank: int, _page: int) -> bytes:
+        return frame_reads.RANKED_INDEX.pack(transaction, size, rank)

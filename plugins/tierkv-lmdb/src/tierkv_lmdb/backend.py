@@ -149,7 +149,8 @@ class LmdbBackend:
             return self._failures.out_of_space(f"{limit} bytes of frames are the limit, by the tier's capacity", key)
         env.check_pages(txn, key)
         txn.put(key, request.frame, db=env.frames)
-        txn.put(key, frame_reads.RANKED_INDEX.pack(txn.id(), size, request.rank), db=env.index)
+        page = env.page_of(txn, key)
+        txn.put(key, frame_reads.PLACED_INDEX.pack(txn.id(), size, request.rank, page), db=env.index)
         return None
 
     def _has_room(self, env: Environment, txn: lmdb.Transaction[memoryview], key: Key, size: int) -> bool:

@@ -17,7 +17,13 @@ from tierkv_lmdb.failures import Failures
 INDEX = struct.Struct(">QQ")
 """Entry of earlier releases: transaction id and frame length."""
 RANKED_INDEX = struct.Struct(">QQQ")
-"""Entry of the index: transaction id, frame length, rank."""
+"""The same with the rank."""
+PLACED_INDEX = struct.Struct(">QQQQ")
+"""Entry of the index: transaction id, frame length, rank, number of the frame's first page or 0.
+
+LMDB's Python binding touches every page of a value that it finds, which reads a cold frame through the page cache. So a
+frame is found by its page, and not asked for.
+"""
 LISTED_AT_ONCE = 4096
 """Entries of the index per transaction of a listing: a transaction keeps the writer from reusing pages."""
 
@@ -41,23 +47,29 @@ def read(environment: Environment, failures: Failures, request: ReadRequest) -> 
         return None
     try:
         with environment.reading(frames=True) as txn:
-            value = txn.get(request.key)
-            if value is None:
-                return None
-            size = len(value)
-            if size > len(request.buffer):
-                return failures.backend_error(
-                    f"frame of {size} bytes does not fit the buffer of {len(request.buffer)}", request.key
-                )
-            if size:
-                environment.copy(value, request.buffer)
-            return size
+            entry = txn.get(request.key, db=environment.index)
+            page, size = (0, 0) if entry is None else (page_of(entry), unpack_index(entry)[0])
+            if page and size <= len(request.buffer) and environment.copy_from(page, size, request.buffer):
+                return size
+            return _copied(environment, failures, request, txn.get(request.key))
     except BackendUnavailableError as error:
         return failures.unavailable(str(error), request.key)
     except TierKVError:
         raise  # closed: this concerns every key
     except (lmdb.Error, OSError) as error:
         return failures.from_cause("read", error, request.key)
+
+
+def _copied(environment: Environment, failures: Failures, request: ReadRequest, value: memoryview | None) -> ReadResult:
+    """Copy a value that LMDB has found."""
+    if value is None:
+        return None
+    size, room = len(value), len(request.buffer)
+    if size > room:
+        return failures.backend_error(f"frame of {size} bytes does not fit the buffer of {room}", request.key)
+    if size:
+        environment.copy(value, request.buffer)
+    return size
 
 
 def list_frames(environment: Environment, failures: Failures) -> Iterator[StoredFrame]:
@@ -86,8 +98,14 @@ def unpack_index(value: bytes | memoryview) -> tuple[int, int]:
     """Frame length and rank of an entry of the index."""
     if len(value) == INDEX.size:
         return INDEX.unpack(value)[1], 0
-    _, size, rank = RANKED_INDEX.unpack(value)
+    _, size, rank = RANKED_INDEX.unpack_from(value)
     return size, rank
+
+
+def page_of(value: bytes | memoryview) -> int:
+    """Page number of an entry of the index; 0 if it has none."""
+    page: int = PLACED_INDEX.unpack(value)[3] if len(value) == PLACED_INDEX.size else 0
+    return page
 
 
 def is_storable(environment: Environment, key: Key) -> bool:

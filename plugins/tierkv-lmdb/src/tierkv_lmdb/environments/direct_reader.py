@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 ALIGNMENT = 4096
+HUGE_PAGE_BYTES = 2 << 20
 
 
 class DirectReader:
@@ -73,6 +74,7 @@ class DirectReader:
     def _bounce(self, length: int) -> mmap.mmap:
         bounce: mmap.mmap | None = getattr(self._local, "bounce", None)
         if bounce is None or len(bounce) < length:
+            length = -(-length // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES  # the kernel aligns whole huge pages
             bounce = self._local.bounce = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError, AttributeError):
                 bounce.madvise(mmap.MADV_HUGEPAGE)

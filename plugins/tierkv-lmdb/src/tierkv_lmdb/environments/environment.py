@@ -73,6 +73,7 @@ class Environment:
         self._files = FileWatch(self.path)
         self._gate = EnvironmentGate(f"{name} ({self.path})", self._close)
         self.copy = self._copier.copy
+        self.copy_from = self._copier.copy_from
         self.trouble: Trouble | None = None
         self.failed_syncs = 0
 
@@ -183,6 +184,11 @@ class Environment:
         value = txn.get(key, db=self.frames)
         if value is not None and not self._copier.has_sound_pages(value):
             raise lmdb.CorruptedError(f"the header of the frame {key.hex()}")
+
+    def page_of(self, txn: lmdb.Transaction[memoryview], key: bytes) -> int:
+        """Return the number of the first page of a frame that was just stored; 0 if it shares a page."""
+        value = txn.get(key, db=self.frames)
+        return 0 if value is None else self._copier.page_of(value)
 
     def sync(self) -> None:
         """Force everything that was committed to the disk. Other threads may write meanwhile.

@@ -67,6 +67,45 @@ class FrameCopier:
         # numpy releases the GIL; a slice assignment of memoryviews does not.
         np.copyto(np.frombuffer(buffer, np.uint8, size), source)
 
+    def page_of(self, value: memoryview) -> int:
+        """Return the number of the first page of a value that this transaction has stored; 0 if it shares a page."""
+        size = len(value)
+        if size < FILE_READ_BYTES_MIN:
+            return 0
+        header = ctypes.string_at(_address(np.frombuffer(value, np.uint8)) - OVERFLOW_HEADER.size, OVERFLOW_HEADER.size)
+        page, _, flags, pages = OVERFLOW_HEADER.unpack(header)
+        is_first = flags & OVERFLOW and pages == overflow_pages(size, self._page_bytes)  # in memory it has more flags
+        return int(page) if is_first else 0
+
+    def copy_from(self, page: int, size: int, buffer: memoryview) -> bool:
+        """Fill the start of ``buffer`` with the value whose pages begin with ``page``, in a transaction that has it.
+
+        Returns:
+            False if there is no such value.
+
+        Raises:
+            OSError: the disk cannot read it.
+        """
+        offset = page * self._page_bytes + OVERFLOW_HEADER.size
+        if self._map is None or offset + size > len(self._map):
+            return False
+        address = self._map.start + offset
+        if not self._is_cached(address, offset, size):
+            return self._read(offset, buffer[:size])
+        header = ctypes.string_at(address - OVERFLOW_HEADER.size, OVERFLOW_HEADER.size)
+        if not self._is_header(header, page, size):
+            return False
+        ctypes.memmove(_address(np.frombuffer(buffer, np.uint8)), address, size)  # releases the GIL
+        return True
+
+    def has_sound_header(self, page: int, size: int) -> bool:
+        """Whether the header of these pages is that of a value of ``size`` bytes.
+
+        Raises:
+            OSError: the disk cannot read it.
+        """
+        return self._is_header(os.pread(self._fd, OVERFLOW_HEADER.size, page * self._page_bytes), page, size)
+
     def has_sound_pages(self, value: memoryview) -> bool:
         """Whether the header before a value's pages is as LMDB wrote it. True if the value has no pages of its own.
 
@@ -80,11 +119,13 @@ class FrameCopier:
         page, rest = divmod(start, self._page_bytes)
         if rest:
             return True  # in a leaf
-        header = os.pread(self._fd, OVERFLOW_HEADER.size, start)
+        return self.has_sound_header(page, len(value))
+
+    def _is_header(self, header: bytes, page: int, size: int) -> bool:
         if len(header) < OVERFLOW_HEADER.size:
             return False
         number, _, flags, pages = OVERFLOW_HEADER.unpack(header)
-        return (number, flags, pages) == (page, OVERFLOW, overflow_pages(len(value), self._page_bytes))
+        return (number, flags, pages) == (page, OVERFLOW, overflow_pages(size, self._page_bytes))
 
     def close(self) -> None:
         """Close the data file."""
@@ -99,11 +140,14 @@ class FrameCopier:
         if self._asks_map:
             start = address - address % _PAGE_BYTES
             pages = -(-(address + size - start) // _PAGE_BYTES)
-            resident = (ctypes.c_ubyte * pages)()
-            if _mincore(start, pages * _PAGE_BYTES, resident):
-                return True
+            for count in (1, pages):  # of a cold frame, the first page says it
+                resident = np.zeros(count, np.uint8)
+                if _mincore(start, count * _PAGE_BYTES, _address(resident)):
+                    return True
+                if not (resident & 1).all():
+                    return False
             # A page behind the end of a file that was cut short can still count as resident.
-            return bytes(resident).count(1) == pages and offset + size <= os.fstat(self._fd).st_size
+            return offset + size <= os.fstat(self._fd).st_size
         probe = bytearray(1)
         try:
             return all(os.preadv(self._fd, [probe], place, os.RWF_NOWAIT) == 1 for place in (offset, offset + size - 1))

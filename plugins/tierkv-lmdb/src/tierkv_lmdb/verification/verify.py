@@ -27,6 +27,8 @@ from tierkv_lmdb.verification.tree import Node, TreeWalk
 _NUMBER = struct.Struct("<Q")
 _FRAME_BYTES = struct.Struct(">8xQ")
 """Length of a frame, in an entry of the index."""
+_PLACED = struct.Struct(">24xQ")
+"""First page of a frame, in an entry of the index that has it."""
 
 
 def used_bytes(data: Path) -> int:
@@ -150,9 +152,9 @@ class _Verifier:
                 lonely.add(entry.key)
                 entry = next(right, None)
             else:
-                if entry.flags or entry.size not in (16, 24):
+                if entry.flags or entry.size not in (16, 24, _PLACED.size):
                     raise DamageError("an entry of the index is damaged")
-                if _FRAME_BYTES.unpack_from(entry.value)[0] != frame.size:
+                if _FRAME_BYTES.unpack_from(entry.value)[0] != frame.size or not _has_place(entry, frame):
                     lonely.add(entry.key)
                 frame, entry = next(left, None), next(right, None)
         return lonely
@@ -188,3 +190,9 @@ class _Verifier:
         ends = starts + counts[order]
         if starts[0] < META_PAGES or ends[-1] > self._meta.last_page + 1 or (ends[:-1] > starts[1:]).any():
             raise DamageError("a page has two uses")
+
+
+def _has_place(entry: Node, frame: Node) -> bool:
+    """Whether an entry of the index has the page of its frame, or none."""
+    page = _PLACED.unpack(entry.value)[0] if entry.size == _PLACED.size else 0
+    return not page or (bool(frame.flags & BIG_DATA) and _NUMBER.unpack(frame.value)[0] == page)
