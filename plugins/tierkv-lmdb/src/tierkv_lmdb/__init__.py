@@ -52,7 +52,7 @@ PLUGIN = BackendPlugin(
         reads_end_with_call=True,
         preferred_batch=8,
         preferred_read_bytes=1 << 20,
-        preferred_concurrency=2,
+        preferred_concurrency=4,  # one copies and checks while others wait for the disk
     ),
     open=open_backend,
     check=check,
@@ -70,7 +70,7 @@ READ_ONLY_PLUGIN = BackendPlugin(
         bounded=False,
         preferred_batch=8,
         preferred_read_bytes=1 << 20,
-        preferred_concurrency=2,
+        preferred_concurrency=4,  # one copies and checks while others wait for the disk
     ),
     open=open_reader,
     check=check_reader,
