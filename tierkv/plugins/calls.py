@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import pluggy
@@ -29,6 +29,8 @@ def registered_values(hook: pluggy.HookCaller, kind: type[T]) -> list[T]:
         raise PluginError(f"{hook.name} returned None; return a list of {kind.__name__}")
     values: list[T] = []
     for answer in answers:
+        if not isinstance(answer, Iterable):
+            raise PluginError(f"{hook.name} returned a {type(answer).__name__}; return a list of {kind.__name__}")
         for value in answer:
             if not isinstance(value, kind):
                 raise PluginError(f"{hook.name} gave a {type(value).__name__} ({value!r:.80}); give {kind.__name__}")

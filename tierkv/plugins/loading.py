@@ -123,8 +123,8 @@ def _hooks_of(plugin: object, name: str) -> pluggy.HookRelay:
 
     Raises:
         SpiVersionError: the plugin states no version of the plugin interface, or another one.
-        PluginError: the plugin implements no hook.
-        pluggy.PluginValidationError: a hook is unknown, or has arguments that the specification lacks.
+        PluginError: the plugin implements no hook, or an unknown one.
+        pluggy.PluginValidationError: a hook has arguments that the specification lacks.
     """
     spi = getattr(plugin, "TIERKV_SPI", None)
     if spi is None:
@@ -137,7 +137,11 @@ def _hooks_of(plugin: object, name: str) -> pluggy.HookRelay:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(plugin, name)
-    manager.check_pending()
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        known = ", ".join(sorted(name for name in vars(manager.hook) if name.startswith("tierkv_")))
+        raise PluginError(f"{error}; the hooks are {known}") from error
     if not manager.get_hookcallers(plugin):
         raise PluginError("the plugin implements no hook: mark its functions with @hookimpl of tierkv.hookspecs")
     return manager.hook

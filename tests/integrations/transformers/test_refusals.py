@@ -16,6 +16,7 @@ from hf_models import GREEDY, VOCAB, computed_in_pieces, make_model, make_prompt
 
 from tierkv.errors import ConfigError, EngineProtocolError, EngineVersionError
 from tierkv.integrations.transformers import TieredPrefixCache
+from tierkv.integrations.transformers.layers import cache_option
 from tierkv.integrations.transformers.versions import ENGINE
 
 TINY: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
@@ -158,6 +159,24 @@ def test_no_folder_is_not_the_working_directory(model: Callable[..., Any]) -> No
     """An unset variable must not fill the folder that a program happens to run in."""
     with pytest.raises(ConfigError, match="give a folder for the chunks"):
         TieredPrefixCache(model("llama"), "")
+
+
+def test_the_cache_has_the_name_that_the_model_knows() -> None:
+    """Transformers 5.24 renames `past_key_values`: the old name costs a warning there, and later an error."""
+
+    class Renamed:
+        def forward(self, input_ids: Any, cache: Any = None) -> None: ...
+
+    class Former:
+        def forward(self, input_ids: Any, past_key_values: Any = None) -> None: ...
+
+    class Adapted:
+        def get_base_model(self) -> Any:
+            return Renamed()
+
+    given = object()
+    assert cache_option(Renamed(), given) == cache_option(Adapted(), given) == {"cache": given}
+    assert cache_option(Former(), given) == {"past_key_values": given}
 
 
 def test_two_threads_and_the_end(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:

@@ -15,7 +15,16 @@ Inputs = torch.Tensor | Sequence[int] | Sequence[Sequence[int]] | Sequence[torch
 """Token ids: [batch, columns] or [columns], or lists of prompts of any length."""
 
 _HARMLESS = {
-    *("attention_mask", "cache_position", "input_ids", "kwargs", "labels", "logits_to_keep", "num_logits_to_keep"),
+    *(
+        "attention_mask",
+        "cache",
+        "cache_position",
+        "input_ids",
+        "kwargs",
+        "labels",
+        "logits_to_keep",
+        "num_logits_to_keep",
+    ),
     *("output_attentions", "output_hidden_states", "output_router_logits", "past_key_values", "return_dict"),
     *("use_cache",),
 }
@@ -109,6 +118,7 @@ _NOT_WITH_A_PREFIX = {
     "assistant_model": "assisted decoding of transformers starts from an empty cache only",
     "prompt_lookup_num_tokens": "assisted decoding of transformers starts from an empty cache only",
     "assistant_early_exit": "assisted decoding of transformers starts from an empty cache only",
+    "cache": "TieredPrefixCache.generate creates its own; call model.generate with yours",
     "cache_implementation": "the prefix is a DynamicCache",
     "custom_generate": "its use of a cache is unknown",
     "inputs": "pass token ids as input_ids",

@@ -20,7 +20,7 @@ from tierkv.integrations.transformers.batches import Inputs, batch_of, check_arg
 from tierkv.integrations.transformers.defaults import model_name, stack_config
 from tierkv.integrations.transformers.engine import FLUSH_TIMEOUT_S, StackEngine
 from tierkv.integrations.transformers.identity import Identity, PromptOptions, prompt_tokens_max
-from tierkv.integrations.transformers.layers import Model, ModelCache, check_evaluates, kv_shape
+from tierkv.integrations.transformers.layers import Model, ModelCache, cache_option, check_evaluates, kv_shape
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 from tierkv.integrations.transformers.results import CacheStats, Prefix, Progress, PromptReport, PromptSums, reporting
 from tierkv.integrations.transformers.work import PromptWork
@@ -216,7 +216,7 @@ class TieredPrefixCache:
             if rows_each > 1 and past.get_seq_length():
                 past.batch_repeat_interleave(rows_each)
             out = self._model.generate(
-                batch.input_ids, attention_mask=batch.attention_mask, past_key_values=past, **arguments
+                batch.input_ids, attention_mask=batch.attention_mask, **cache_option(self._model, past), **arguments
             )
             if store_answer and rows_each == 1 and not self._engine.config.store.prompt_only:
                 rows = rows_with_answers(self._model, batch, out, arguments)

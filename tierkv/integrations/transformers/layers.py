@@ -126,6 +126,13 @@ def forward_options(model: Model) -> dict[str, Any]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
 
 
+def cache_option(model: Model, cache: object) -> dict[str, Any]:
+    """Argument by which a forward pass, and ``generate``, take a cache: transformers renamed it in 5.24."""
+    base = getattr(model, "get_base_model", lambda: model)()
+    name = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+    return {name: cache}
+
+
 def kv_shape(model: Model) -> KvShape:
     """Run the model over a few tokens and measure the cache that it fills.
 
@@ -139,7 +146,7 @@ def kv_shape(model: Model) -> KvShape:
     cache = DynamicCache(config=model.config)
     ids = torch.tensor(rows, device=input_device(model))
     with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True, **forward_options(model))
+        model(input_ids=ids, use_cache=True, **cache_option(model, cache), **forward_options(model))
     for number, layer in enumerate(cache.layers):
         _check_layer(layer, f"{name}: layer {number} of its KV cache", name)
     if not cache.layers:

@@ -16,7 +16,14 @@ import torch
 from tierkv.integrations.transformers.batches import Batch
 from tierkv.integrations.transformers.engine import StackEngine
 from tierkv.integrations.transformers.identity import Identity, Prompt, PromptOptions, adapter_name, block_hashes
-from tierkv.integrations.transformers.layers import KvShape, Model, ModelCache, forward_options, input_device
+from tierkv.integrations.transformers.layers import (
+    KvShape,
+    Model,
+    ModelCache,
+    cache_option,
+    forward_options,
+    input_device,
+)
 from tierkv.integrations.transformers.pages import CachedRow, Pages
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer, Row, joined
 from tierkv.integrations.transformers.results import PromptReport
@@ -165,7 +172,8 @@ class PromptWork:
     def _forward(self, tokens: Sequence[int], cache: PrefixCache, report: PromptReport) -> None:
         started_s = time.perf_counter()
         ids = torch.tensor([tokens], device=input_device(self.model))
-        self.model(input_ids=ids, past_key_values=cache, use_cache=True, **forward_options(self.model))
+        options = {**cache_option(self.model, cache), **forward_options(self.model)}
+        self.model(input_ids=ids, use_cache=True, **options)
         report.computed_tokens += len(tokens)
         report.compute_s += time.perf_counter() - started_s
 
