@@ -32,6 +32,10 @@ GROWTH_NUMBERS_MIN = 4096
 """Columns whose length is not known from the start grow by this many numbers, or by an eighth if that is more."""
 
 
+RUN_MIN = 8
+"""Shortest run of numbers that is worth a slice of each column in place of a loop."""
+
+
 def new_shards() -> Shards:
     """256 empty dicts, one for each value of the shard byte."""
     return [{} for _ in range(256)]
@@ -56,6 +60,17 @@ def longer(old: memoryview[int], length: int) -> memoryview[int]:
     new = column(codes[old.itemsize], length)
     new[: len(old)] = old
     return new
+
+
+def run_of(numbers: Sequence[int]) -> slice | None:
+    """Slice of columns that has just these numbers; None if there are few, or some do not follow one another."""
+    if len(numbers) < RUN_MIN:
+        return None
+    first, last = numbers[0], numbers[-1]
+    step = 1 if last > first else -1
+    if (last - first) * step != len(numbers) - 1 or [*numbers] != [*range(first, last + step, step)]:
+        return None
+    return slice(min(first, last), max(first, last) + 1)
 
 
 class KeyColumn:

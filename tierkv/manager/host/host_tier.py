@@ -17,7 +17,6 @@ column of pins when it chooses victims. Every method takes a batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import repeat
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError
@@ -87,13 +86,15 @@ class HostTier:
 
     def pin(self, slots: Iterable[int]) -> None:
         """Keep the slots until :meth:`unpin`. Costs next to nothing: the policy is not informed."""
+        slots, pins, listed = tuple(slots), self.slots.pins, self.listed
         if self.slots.demoting:
-            slots = tuple(slots)
             self.cancel_demotions(slots)
-        pins, listed = self.slots.pins, self.listed
+        if self.slots.pin_idle(slots):  # only READY chunks can be without pins
+            listed.evictable -= len(slots)
+            return
         for slot in slots:
             count = pins[slot]
-            if not count:  # only READY chunks can be without pins
+            if not count:
                 listed.evictable -= 1
             pins[slot] = count + 1
 
@@ -105,10 +106,13 @@ class HostTier:
         Raises:
             InvariantError: a slot has no pin.
         """
-        table = self.slots
+        table, slots = self.slots, tuple(slots)
         if table.unswept:
-            slots = tuple(slots)
             self.dropping.drop_stale(slots)
+        if table.end_last_pins(slots, _READY):
+            self.listed.evictable += len(slots)
+            self.policy.release(slots)
+            return
         pins, states, write_pins = table.pins, table.states, table.write_pins
         used: list[int] = []
         gone: list[int] = []
@@ -197,18 +201,13 @@ class HostTier:
         slots = self._free.take(len(keys))
         table = self.slots
         # One number for the whole batch differs from those of all previous owners of these slots.
-        table.newest_generation = generation = (table.newest_generation + 1) % GENERATIONS
+        table.newest_generation = (table.newest_generation + 1) % GENERATIONS
         table.new_generations += 1
-        code, pages, shards = CODES[state], table.keys.pages, table.shards
-        states, pins, generations = table.states, table.pins, table.generations
+        table.begin_filling(slots, CODES[state], ranks)
+        pages, shards = table.keys.pages, table.shards
         for key, slot in zip(keys, slots, strict=True):
-            generations[slot] = generation
             pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
             shards[key[SHARD_BYTE]][key] = slot
-            states[slot] = code
-            pins[slot] = 1
-        for slot, rank in zip(slots, ranks or repeat(0), strict=False):
-            table.ranks[slot] = rank
         table.filling.update(slots)
         if origin != HOST:
             table.origins.update(dict.fromkeys(slots, origin))
@@ -226,21 +225,15 @@ class HostTier:
             self.dropping.drop_stale(slots)
         before = CODES[FILLING[event]]
         after = CODES[TRANSITIONS[FILLING[event], event]]
-        states, pins, pages = table.states, table.pins, table.keys.pages
-        done = [slot for slot in slots if states[slot] == before]
+        done, idle = table.end_filling(slots, before, after)
         if len(done) < len(slots):
-            self._end_filling_doomed([slot for slot in slots if states[slot] != before], event)
+            filled = set(done)
+            self._end_filling_doomed([slot for slot in slots if slot not in filled], event)
+        pages = table.keys.pages
         keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
-        idle = 0
-        for slot in done:
-            states[slot] = after
-            left = pins[slot] - 1
-            pins[slot] = left
-            if not left:
-                idle += 1
         table.filling.difference_update(done)
         self.listed.evictable += idle
-        self.listed.order.add(done, keys, [table.ranks[slot] for slot in done])
+        self.listed.order.add(done, keys, list(map(table.ranks.__getitem__, done)))
         table.log.note(event, STATES[after], keys)
         if event is ChunkEvent.ARRIVED:
             for slot in done:

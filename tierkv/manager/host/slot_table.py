@@ -6,6 +6,7 @@ the methods below.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
@@ -13,12 +14,14 @@ from itertools import repeat
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, column, new_shards, shards_len
+from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, column, new_shards, run_of, shards_len
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
 _GONE, _READY, _DOOMED = CODES[ChunkState.GONE], CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 _NOT_VISIBLE = (_GONE, _DOOMED)
+_PIN = array("I", (1,))
+_PIN_BYTES = _PIN.tobytes()
 _make_ref = partial(tuple.__new__, SlotRef)
 
 GENERATIONS = 1 << 32
@@ -232,6 +235,59 @@ class SlotTable:
         )
 
     # -- changes -----------------------------------------------------------------------------------------------------
+
+    def begin_filling(self, slots: Sequence[int], code: int, ranks: Sequence[int] = ()) -> None:
+        """Give slots to chunks of the newest generation in a state, pinned once. ranks: one per chunk; empty: unknown.
+
+        Slots of one batch mostly follow one another, up or down. Then each column is written at once.
+        """
+        run, generation, pins = run_of(slots), self.newest_generation, self.pins
+        if run is not None:
+            count, up = len(slots), slots[0] == run.start
+            self.generations[run] = array("I", (generation,)) * count
+            self.states[run] = bytes((code,)) * count
+            pins[run] = _PIN * count
+            self.ranks[run] = array("Q", (ranks if up else ranks[::-1]) or bytes(8 * count))
+            return
+        for slot, rank in zip(slots, ranks or repeat(0), strict=False):
+            self.generations[slot] = generation
+            self.states[slot] = code
+            pins[slot] = 1
+            self.ranks[slot] = rank
+
+    def pin_idle(self, slots: Sequence[int]) -> bool:
+        """Pin slots once, if they follow one another and none has a pin. Returns whether it did."""
+        run, count = run_of(slots), len(slots)
+        if run is None or self.pins[run].tobytes() != bytes(len(_PIN_BYTES) * count):
+            return False
+        self.pins[run] = _PIN * count
+        return True
+
+    def end_last_pins(self, slots: Sequence[int], code: int) -> bool:
+        """End the pins of slots that follow one another, if each has one, and that state. Returns whether it did."""
+        run, count = run_of(slots), len(slots)
+        if run is None or self.pins[run].tobytes() != _PIN_BYTES * count or self.states[run].count(code) != count:
+            return False
+        self.pins[run] = array("I", bytes(len(_PIN_BYTES) * count))
+        return True
+
+    def end_filling(self, slots: Sequence[int], before: int, after: int) -> tuple[list[int], int]:
+        """Move those of ``slots`` in the state ``before`` to another one, with one pin less.
+
+        Returns:
+            These slots, and how many of them have no pin left.
+        """
+        states, pins, count = self.states, self.pins, len(slots)
+        if (run := run_of(slots)) is not None and self.end_last_pins(slots, before):
+            states[run] = bytes((after,)) * count
+            return list(slots), count
+        done, idle = [slot for slot in slots if states[slot] == before], 0
+        for slot in done:
+            states[slot] = after
+            left = pins[slot] - 1
+            pins[slot] = left
+            idle += not left
+        return done, idle
 
     def forget_all(self) -> None:
         """Make every chunk invisible. To free a million keys at once takes too long, so they are kept for a while."""
