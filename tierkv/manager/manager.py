@@ -267,7 +267,6 @@ class OffloadManager:
             return None
         wanted, ranks, evicted = chosen
         slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
-        self.step.stored_s = self.step.now
         if present:
             self._tier_io.used(present, ctx.hints)
         if ctx.hints.has_retention or self.retention.any:

@@ -370,24 +370,3 @@ def test_a_slow_copy_from_the_engine_makes_no_tier_late() -> None:
     core.report(store.job_id)
     assert core.ask(second) == 16
     assert core.counters.deadlines_expired == 0
-
-
-def test_a_step_that_copies_long_makes_no_request_late() -> None:
-    """Stores use all slots, and one of them begins late: the deadline counts from then on.
-
-    The engine copied it in one long step, so no tier was late (simulated seed 400,039 of overload).
-    """
-    core = make_core(tiers=[disk()], slots=8, reserved=8)
-    request = core.arrive(range(100, 132))
-    busy = core.truth.keys(core.request(range(500, 536)))
-    granted = core.manager.prepare_store([(key, 0) for key in busy[:8]], RequestContext("unknown"))
-    core.keep_below(core.truth.keys(request))
-    assert granted is not None
-    assert core.ask(request) is None
-    core.begin(DEADLINE_S - 1)
-    core.manager.complete_store(granted.slots[:1])
-    assert core.manager.prepare_store([(busy[8], 0)], RequestContext("unknown")) is not None
-    core.begin(2 * DEADLINE_S - 1.5)
-    assert core.ask(request) is None
-    core.begin(2 * DEADLINE_S - 1)
-    assert core.ask(request) == 0

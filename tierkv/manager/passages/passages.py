@@ -105,8 +105,7 @@ class Passages:
             return self._step.now - max(passage.moved_s, blocker.delivered_s) >= deadline_s
         in_use = self._host.num_slots - self._host.room  # also by stores, and by writes to lower tiers
         is_blocked = blocker.lacks_host_slots and in_use > self.account.total
-        moved_s = max(blocker.moved_s, self._step.answered_s, self._step.stored_s)
-        return is_blocked and self._step.now - moved_s >= deadline_s
+        return is_blocked and self._step.now - max(blocker.moved_s, self._step.answered_s) >= deadline_s
 
     def is_lost(self, key: Key, ctx: RequestContext) -> bool:
         """Whether a chunk is not in any tier that the request may load from."""
