@@ -255,8 +255,6 @@ def test_a_prefix_that_leads_to_itself_is_followed_once() -> None:
     (rank,) = ranks_of("a", [16])
     order.add([0], keys_of([0]), [rank])
     order.add([1], keys_of([1]), [rank])
-    order.forget([0])
-    order.add([0], keys_of([0]), [rank])
     order.mark([0, 1], ranks_of("b", [16, 32]))
     assert order.stop_of(*ranks_of("b", [48])) == 1
     assert [*order.evict(2, PINS)] == [0, 1]
@@ -330,3 +328,50 @@ def test_more_chunks_behind_one_than_are_counted(monkeypatch: pytest.MonkeyPatch
     assert sorted(order.evict(8, PINS)) == [*range(8)]
     store(order, [0], "b")
     assert order._behind[0] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chunk_that_fills_a_gap_displaces_none_before_it(name: str) -> None:
+    """A write may end late. What makes room for it is the end of the prompt, not its beginning."""
+    policy = open_policy(name, ROOM)
+    keys = keys_of(range(ROOM))
+    order = PrefixOrder(policy, keys.__getitem__)
+    shuffled = [*range(10), *range(11, ROOM)]
+    random.Random(3).shuffle(shuffled)
+    policy.add(shuffled, [keys[handle] for handle in shuffled])
+    present = [*range(10), *range(11, 20)]
+    order.mark(present, ranks_of("a", [handle + 1 for handle in present]))
+    (rank,) = ranks_of("a", [11])
+    assert order.fills_gap(rank)
+    victims: list[int] = []
+    for _ in range(ROOM):
+        victims += order.evict(1, PINS, rank)
+    assert {*victims} <= {*range(11, ROOM)}
+    own = [handle for handle in victims if handle < 20]
+    assert own == [*range(19, 19 - len(own), -1)], "from the end"
+
+
+def test_chunks_that_are_stored_again_are_linked_with_those_around_them() -> None:
+    """A batch of them may be marked before the one that comes before it."""
+    policy = LruPolicy(ROOM)
+    order = PrefixOrder(policy)
+    policy.add([*range(8)], keys_of(range(8)))
+    order.mark_again([4, 5, 6, 7], ranks_of("a", [5, 6, 7, 8]))
+    order.mark_again([0, 1, 2, 3], ranks_of("a", [1, 2, 3, 4]))
+    assert [*order._behind[:8]] == [1, 1, 1, 1, 1, 1, 1, 0]
+
+
+def test_a_lost_chunk_leaves_no_gap_between_its_neighbours() -> None:
+    """The chunks behind it serve requests again when it is stored anew. Those before it are needed for that."""
+    order = PrefixOrder(LruPolicy(ROOM))
+    store(order, range(8), "a")
+    order.forget([4])
+    assert [*order._behind[:8]] == [1, 1, 1, 1, 0, 1, 1, 0]
+
+
+def test_chunks_of_several_requests_are_told_apart() -> None:
+    """A batch of stores may be of several requests, in any order; those without a rank or a handle are left out."""
+    first, second = ranks_of("a", [1, 2, 3]), ranks_of("b", [5, 6])
+    ranks, handles = [second[1], first[2], 0, first[0], second[0], first[1]], [8, 3, 4, 1, 7, None]
+    found = {tuple(some): their for some, their in prefix_order.by_request(handles, ranks)}
+    assert found == {(1, 3): [first[0], first[2]], (7, 8): second}

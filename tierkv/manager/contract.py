@@ -30,10 +30,13 @@ class RequestContext:
     asked_s: float = math.inf
     """Time since when its lookup is open, on the stack's clock. Answers of shared tiers since then count for it, also
     if they have expired. Otherwise an engine that asks rarely would never see one that is not."""
+    number: int = 0
+    """Number of the request. An engine may use an id again once its request has finished; the next one has another
+    number."""
 
     def asked_at(self, asked_s: float) -> RequestContext:
         """Return the same context for a lookup that is open since ``asked_s``."""
-        return RequestContext(self.request_id, self.kv_transfer_params, self.hints, asked_s)
+        return RequestContext(self.request_id, self.kv_transfer_params, self.hints, asked_s, self.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ class OffloadManager:
             present = [slot for slot in map(host.slots.find, offered) if slot is not None]
             host.cancel_demotions(present)
             host.pin_to_write(present)  # no use: continue_prefix() has moved them
-        chosen = self._admissions.choose(missing, offered, ctx.request_id, self.step.now)
+        chosen = self._admissions.choose(missing, offered, ctx, self.step.now)
         host.unpin_written(present)
         if chosen is None:
             self.counters.stores_refused += 1

@@ -121,7 +121,7 @@ class Touches:
 
     def _note_continued(self, rows: Sequence[TierRows], by: _Continuation) -> None:
         """Note in the tiers which prefix the chunks of a request continue. rows: of its last chunks."""
-        [rank] = ranks_of(by.ctx.request_id, [by.chunk_tokens])
+        [rank] = ranks_of(by.ctx.request_id, [by.chunk_tokens], by.ctx.number)
         self._tiers.note_continued(rows, rank)
 
     def _continue_short(self, use: _Use, by: _Continuation) -> None:
@@ -143,7 +143,9 @@ class Touches:
     def _rank(self, by: _Continuation, first: int, slots: Sequence[int | None], rows: Sequence[TierRows]) -> int:
         """Rank chunks anew, from the one of number ``first`` on, where they are. Returns the number of uses."""
         size, uses = by.chunk_tokens, len(slots)
-        ranks = ranks_of(by.ctx.request_id, range(size * (first + 1), size * (first + len(slots) + 1), size))
+        ranks = ranks_of(
+            by.ctx.request_id, range(size * (first + 1), size * (first + len(slots) + 1), size), by.ctx.number
+        )
         self._host.continue_prefix(slots, ranks)
         for tier, some, positions in rows:
             tier.residency.continue_prefix(some, [ranks[i] for i in positions])

@@ -10,7 +10,8 @@ before it in the prefix, and how many chunks come behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from zlib import crc32
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
@@ -33,6 +34,12 @@ NO_CHUNK = -1
 NO_LINK = 0
 """Reference to no chunk."""
 
+NO_OWNER = -1
+"""Digest of no request."""
+
+PASSED_MAX = 512
+"""Chunks that others need which one choice passes over: some milliseconds' work."""
+
 USES = 1 << 16
 """Uses of a handle after which a link to its first chunk would be taken for one to its newest."""
 
@@ -45,15 +52,26 @@ _LINK_MAX = (1 << _LINK_BITS) - 1
 _DEPTH_MAX = (1 << _OWNER_BITS) - 1
 
 
-def ranks_of(request_id: str, end_tokens: Iterable[int]) -> list[int]:
-    """Ranks of chunks of a request, from the token at which each ends; zeros for chunks of no request."""
+def ranks_of(request_id: str, end_tokens: Iterable[int], number: int = 0) -> list[int]:
+    """Ranks of chunks of a request, from the token at which each ends; zeros for chunks of no request.
+
+    number: tells requests apart that had one id after another.
+    """
     if request_id == NO_REQUEST:
         return [0 for _ in end_tokens]
-    owner = crc32(request_id.encode("utf-8", "surrogatepass")) << _OWNER_BITS
+    owner = crc32(f"{number}:{request_id}".encode("utf-8", "surrogatepass")) << _OWNER_BITS
     ends = list(end_tokens)
     if max(ends, default=0) > _DEPTH_MAX:
         ends = [min(end, _DEPTH_MAX) for end in ends]
     return [owner | end if end else 0 for end in ends]
+
+
+def by_request(handles: Iterable[int | None], ranks: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Handles with a rank, and their ranks, request by request and each in prefix order."""
+    known = sorted((rank, handle) for rank, handle in zip(ranks, handles, strict=True) if rank and handle is not None)
+    for _, some in groupby(known, lambda each: each[0] >> _OWNER_BITS):
+        in_order, of_handles = zip(*some, strict=True)
+        yield [*of_handles], [*in_order]
 
 
 class PrefixOrder:
@@ -113,7 +131,7 @@ class PrefixOrder:
         """The known chunks just before and behind that rank in the prefix. Looks past :data:`LATE_MAX` chunks."""
         before, after = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK
         for _ in range(LATE_MAX):
-            if before == NO_CHUNK or _depth(self._ranks[before]) <= _depth(rank):
+            if before == NO_CHUNK or _depth(self._ranks[before]) < _depth(rank):
                 return before, after
             before, after = self._chunk_at(self._before[before]), before
         return NO_CHUNK, NO_CHUNK
@@ -123,6 +141,20 @@ class PrefixOrder:
         if self._aware is not None and handles and ranks[0]:
             self._lengthen(max(handles) + 1)
             self._enter(ranks, handles, self._chunk_at(self._before[handles[0]]))
+
+    def mark_again(self, handles: Sequence[int], ranks: Sequence[int]) -> None:
+        """Rank known chunks of one request anew, in prefix order, because it has computed and stored them again.
+
+        They come anywhere in its prefix. The policy is not informed: it is no use.
+        """
+        if self._aware is None:
+            return
+        self._lengthen(max(handles) + 1)
+        owner = ranks[0] >> _OWNER_BITS
+        before, after = self._place(owner, ranks[0])[0], self._place(owner, ranks[-1] + 1)[1]
+        self._enter(ranks, handles, self._chunk_at(self._before[handles[0]]) if before == NO_CHUNK else before)
+        if after != NO_CHUNK:
+            self._follow(after, self._link_to(handles[-1]))
 
     def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
         """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
@@ -169,8 +201,24 @@ class PrefixOrder:
         The chunks behind them are accepted: they serve requests again when the lost ones are stored anew.
         """
         if len(self._ranks):
-            for handle in handles:
+            looks = LATE_MAX
+            for handle in [*handles][::-1]:  # usually tail first, so that no chunk is left behind one
+                looks = self._close_gap(handle, looks)
                 self._unrank(handle)
+
+    def _close_gap(self, handle: int, looks: int) -> int:
+        """Link the chunk behind a lost one to the one before it, within that number of looks. Returns those left."""
+        rank = self._ranks[handle] if handle < len(self._ranks) else 0
+        if not rank or not self._behind[handle]:
+            return looks
+        lost, behind = self._link_to(handle), self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK))
+        while looks and behind != NO_CHUNK:
+            looks -= 1
+            if self._before[behind] == lost:
+                self._follow(behind, self._before[handle])
+                break
+            behind = self._chunk_at(self._before[behind])
+        return looks
 
     def evicted(self, handles: Iterable[int]) -> None:
         """Forget chunks that were evicted. Where one was the deepest of its prefix, none is accepted behind it."""
@@ -215,6 +263,11 @@ class PrefixOrder:
         deepest = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
         return deepest if deepest != NO_CHUNK and _depth(self._ranks[deepest]) <= _depth(rank) else NO_CHUNK
 
+    def fills_gap(self, rank: int) -> bool:
+        """Whether chunks of the same request that are here serve no request without a chunk of that rank."""
+        deepest = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
+        return deepest != NO_CHUNK and _depth(self._ranks[deepest]) > _depth(rank)
+
     def is_cut(self, *ranks: int) -> bool:
         """Whether one of the chunks of these ranks would continue a prefix whose end was evicted or refused."""
         cuts = self._cuts
@@ -231,10 +284,12 @@ class PrefixOrder:
         """Choose victims for chunks of that rank and deeper ones; see :class:`~tierkv.abc.PrefixAwarePolicy`.
 
         Returns:
-            ``count`` handles, or none; for a chunk that continues a prefix, perhaps fewer.
+            ``count`` handles, or none; for a chunk that continues a prefix or fills a gap in one, perhaps fewer.
         """
         stop = self.stop_of(rank)
-        if self._aware is None or stop == NO_CHUNK:
+        if self._aware is not None and self.fills_gap(rank):
+            victims = self._evict_for_gap(count, pins) or self._evict_tail(count, pins, rank)
+        elif self._aware is None or stop == NO_CHUNK:
             victims = self._policy.evict(count, pins)
         else:
             victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
@@ -242,6 +297,23 @@ class PrefixOrder:
                 self._policy.release(chain)
                 victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
         self.evicted(victims)
+        return victims
+
+    def _evict_for_gap(self, count: int, pins: Sequence[int]) -> Sequence[int]:
+        """Victims for a chunk in the middle of a prefix: none comes before a chunk that stays. Passes over a few."""
+        victims: list[int] = []
+        passed: list[int] = []
+        while len(victims) < count and len(passed) < PASSED_MAX:
+            chosen = self._policy.evict(count - len(victims), pins)
+            victims += chosen
+            if not chosen or self._key_of is None:
+                break
+            needed = self._needed(victims, NO_OWNER)
+            passed += needed
+            victims = [handle for handle in victims if handle not in needed]
+        if passed and self._key_of is not None:
+            passed.sort(key=lambda handle: _depth(self._ranks[handle]), reverse=True)  # the tail first
+            self._policy.add(passed, [self._key_of(handle) for handle in passed])
         return victims
 
     def _evict_before(
@@ -263,6 +335,18 @@ class PrefixOrder:
             self._policy.add(tail_first, [self._key_of(handle) for handle in tail_first])
             if again or len(needed) < len(victims) or len(moved) > CHAIN_MAX:
                 return [handle for handle in victims if handle not in needed]
+
+    def _evict_tail(self, count: int, pins: Sequence[int], rank: int) -> list[int]:
+        """Victims from the end of a request's prefix, down to that rank: without the chunk they serve no request."""
+        victims: list[int] = []
+        handle = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK))
+        while handle != NO_CHUNK and len(victims) < count and _depth(self._ranks[handle]) > _depth(rank):
+            if pins[handle] or self._behind[handle] > bool(victims):  # chunks of other requests are behind it
+                break
+            victims.append(handle)
+            handle = self._chunk_at(self._before[handle])
+        self._policy.remove(victims)
+        return victims
 
     def _needed(self, victims: Sequence[int], owner: int) -> set[int]:
         """Those of ``victims`` that belong to that request, or come before a chunk that is not evicted with them."""

@@ -6,6 +6,7 @@ An engine calls it in the order of docs/how-to/drive-tierkv.md, on one thread. M
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
@@ -74,6 +75,7 @@ class OffloadScheduler:
         self._ahead = ReadAhead(manager, geometry, limits, counters, choice)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, choice, in_flight)
         self._accounting = Accounting(geometry, counters)
+        self._numbers = count(1)  # of the requests, since the stack opened
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self.view = SchedulerView(manager, self._records, self._jobs)
@@ -143,7 +145,7 @@ class OffloadScheduler:
             if request.request_id == NO_REQUEST:
                 raise EngineProtocolError("a request has an empty id: give each one an id of its own")
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
-            record = RequestRecord(request, self._geometry, hints)
+            record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
             check_hashes(record)
             self._records[request.request_id] = record
             record.stats = self._accounting.open_stats(request.request_id)

@@ -49,6 +49,20 @@ def heads(core: Core) -> list[int]:
     return [next(i for i, key in enumerate(keys_of(prompt)) if key not in stored) for prompt in ("first", "second")]
 
 
+def test_what_a_tier_has_already_is_kept_for_the_tail_that_needs_it() -> None:
+    """A request computes chunks again that are in the disk behind a lost one. Its tail must not displace them."""
+    core = make_core(slots=2 * CHUNKS, tiers=[disk(frames=ROOM)])
+    core.keep_below(keys_of("first")[4:10])  # of an earlier process: no request is known that used them
+    core.keep_below(keys_of("second")[: ROOM - 10])
+    rng, pending = Random(2), list[TierOp]()
+    for first in range(0, CHUNKS, 5):
+        offer(core, "first", first, first + 5)
+        settle(core, rng, pending)
+    while core.manager.has_pending_changes or pending or core.lower[0].residency.num_deleting:
+        settle(core, rng, pending)
+    assert heads(core)[0] >= 10
+
+
 def test_a_tail_whose_head_was_evicted_meanwhile_leaves() -> None:
     """It serves no request. It kept its place, and the next prompt's tail found no room for that."""
     core = make_core(slots=2 * CHUNKS, tiers=[disk(frames=ROOM)])

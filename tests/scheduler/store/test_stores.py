@@ -192,7 +192,8 @@ def test_s73_preempted_and_resumed() -> None:
 def owners(core: Core, keys: list[Key]) -> set[str]:
     """Requests, of "a" and "b", that the host tier's order of prefixes knows ``keys``, in order, by."""
     found = [core.host.slots.ranks[slot] for slot in core.host.slots.find_all(keys) if slot is not None]
-    return {name for name in "ab" if found == ranks_of(name, range(4, 4 * len(keys) + 1, 4))}
+    ends = range(4, 4 * len(keys) + 1, 4)
+    return {name for name in "ab" for number in (1, 2) if found == ranks_of(name, ends, number)}
 
 
 def test_a_preempted_request_takes_its_prefix_over_again() -> None:
@@ -211,6 +212,21 @@ def test_a_preempted_request_takes_its_prefix_over_again() -> None:
     first.extend(range(60, 65))
     core.schedule(first, computed=8, scheduled=9, ids=[[1, 2, 5, 6, 7]])
     assert owners(core, keys) == {"a"}
+
+
+def test_an_id_that_is_used_again_begins_another_prompt() -> None:
+    """Engines use an id again once its request has finished. The new prompt does not continue the old one."""
+    core = make_core()
+    found: list[list[int]] = []
+    for first in (0, 100):
+        request = core.arrive(range(first, first + 12), "a")
+        core.report(*[job.job_id for job in core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3]]).stores])
+        slots = core.host.slots.find_all(core.record(request).groups[0].keys)
+        found.append([core.host.slots.ranks[slot] for slot in slots if slot is not None])
+        core.scheduler.request_finished(request, [[1, 2, 3]])
+    one, other = found
+    assert len(one) == len(other) == 3
+    assert set(one).isdisjoint(other)
 
 
 def test_s73_asked_again_without_notice_of_preemption() -> None:

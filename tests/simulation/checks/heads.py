@@ -12,14 +12,6 @@ HEADS = "the head of a prompt stays longest"
 SHARE_MIN = 0.3
 """Share of a disk that the head of the only prompt fills at least. The rest may be chunks of its continuations."""
 
-UNCHECKED_POLICIES = {"s3-fifo"}
-"""Policies of the disk without this check.
-
-In seed 59 a disk with s3-fifo loses first chunks and holds those behind them. They were there already, from an earlier
-process, when a request computed and stored the prompt again. So nothing ranked them as chunks of its prefix, and
-s3-fifo chose them for its tail. In 100 seeds no other policy did that.
-"""
-
 
 def check_heads(setup: RunSpec, probe: Probe, prompt: list[Key]) -> None:
     """Check, at rest, how much of a prompt can be found from its start.
@@ -30,8 +22,6 @@ def check_heads(setup: RunSpec, probe: Probe, prompt: list[Key]) -> None:
         prompt: chunks of the prompt's first group.
     """
     (tier,) = setup.tiers
-    if tier.options.get("policy") in UNCHECKED_POLICIES:
-        return
     resident = probe.resident(tier.name) | probe.readable(prompt)
     head = next((i for i, key in enumerate(prompt) if key not in resident), len(prompt))
     room = probe.room_in_chunks(tier.name)

@@ -163,9 +163,12 @@ class Residency:
         self.listed.remove((row,))
         self.listed.evictable -= not self.rows.uses[row]
 
-    def continue_prefix(self, rows: Sequence[int], ranks: Sequence[int]) -> None:
-        """Rank stored chunks anew, in prefix order, because a request continues them; the head is the most recent."""
-        self.listed.order.mark(rows, ranks)
+    def continue_prefix(self, rows: Sequence[int], ranks: Sequence[int], *, again: bool = False) -> None:
+        """Rank stored chunks anew, in prefix order, because a request continues them; the head is the most recent.
+
+        again: it has computed and stored them again, and they come anywhere in its prefix.
+        """
+        (self.listed.order.mark_again if again else self.listed.order.mark)(rows, ranks)
         self.policy.release(rows[::-1])
 
     def ranks_of(self, keys: Sequence[Key]) -> list[int]:
@@ -384,13 +387,10 @@ class Residency:
         require(writing == self.num_writing, f"{what}: {writing} chunks are written, {self.num_writing} are counted")
         listed = [row for row in stored if table.is_listed(row)]
         require(len(listed) == len(self.policy), f"{what}: {len(listed)} chunks, the policy has {len(self.policy)}")
-        require(
-            set(self.listed.order.ranked()) <= set(listed), f"{what}: a chunk has a rank that the policy does not know"
-        )
-        idle = sum(not table.uses[row] for row in listed)
-        require(
-            idle == self.listed.evictable, f"{what}: {idle} chunks are evictable, {self.listed.evictable} are counted"
-        )
+        known = set(self.listed.order.ranked()) <= set(listed)
+        require(known, f"{what}: a chunk has a rank that the policy does not know")
+        idle, counted = sum(not table.uses[row] for row in listed), self.listed.evictable
+        require(idle == counted, f"{what}: {idle} chunks are evictable, {counted} are counted")
         deleting = sum(table.frame_bytes[row] for row in stored if not table.is_listed(row))
         require(deleting == self._deleting_bytes, f"{what}: {deleting} bytes are deleted, not {self._deleting_bytes}")
         total = self.used_bytes + self.reserved_bytes

@@ -87,6 +87,12 @@ class RowTable:
         rows = self.keys.find_all([key for _, key in chunks])
         return [chunk for chunk, row in zip(chunks, rows, strict=True) if row is None or not flags[row]]
 
+    def at_rest(self, keys: Sequence[Key]) -> list[int | None]:
+        """Row of each key that is stored and not being deleted."""
+        flags = self.flags
+        rows = self.keys.find_all(keys)
+        return [None if row is None or flags[row] & (STORED | DELETING) != STORED else row for row in rows]
+
     def stored(self) -> Iterator[Key]:
         """The stored chunks. O(rows)."""
         return (key for key, row in self.keys.items() if self.flags[row] & STORED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tierkv.manager.contract import HOST
+from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.chunk_state import ChunkState
@@ -70,7 +70,7 @@ class Admissions:
         return one_shots + chosen.keys
 
     def choose(
-        self, keys: list[Key], end_tokens: Mapping[Key, int], request_id: str, now: float
+        self, keys: list[Key], end_tokens: Mapping[Key, int], ctx: RequestContext, now: float
     ) -> tuple[list[Key], list[int], list[Key]] | None:
         """Choose those of ``keys`` that are admitted for a request, and make room for them.
 
@@ -78,7 +78,7 @@ class Admissions:
             The admitted keys, their ranks, and the evicted keys; None if there is not enough room.
         """
         wanted = self.admitted_by_policy(keys)
-        ranks = ranks_of(request_id, map(end_tokens.__getitem__, wanted))
+        ranks = ranks_of(ctx.request_id, map(end_tokens.__getitem__, wanted), ctx.number)
         left: list[Key] = []
         if any(ranks) and not self.write_mask.tiers.takes_writes:
             count, left = self._room_for_tail(len(wanted), min(ranks), now)

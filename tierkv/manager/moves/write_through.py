@@ -17,6 +17,7 @@ from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
 from tierkv.metrics.counters import CoreCounters
+from tierkv.policies.prefix_order import by_request
 from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.geometry import cdiv
@@ -196,6 +197,8 @@ class Cascades:
         keys = [key for _, key in wanted]
         refused = tier.refused(keys, self.sizes.frame_bound(keys[0]))
         if refused:
+            fills_gap, ranks = tier.residency.listed.order.fills_gap, self._host.slots.ranks
+            refused = {i for i in refused if not fills_gap(ranks[wanted[i][0]])}
             wanted = [chunk for i, chunk in enumerate(wanted) if i not in refused]
             self.counters.admissions_refused[tier.name] += len(keys) - len(wanted)
         return wanted
@@ -212,6 +215,8 @@ class Cascades:
         for slot, key in tier.residency.being_deleted(chunks) if tier.phase.usable else ():
             tier.write_later(key, (slot, generation(slot)))  # the deletion could undo a write
         due = self.due(tier, chunks, now)
+        if stored and len(due) < len(chunks):
+            self._rank_present(tier, chunks)
         if not due:
             return
         tier.write_queue.extend(self._host.slots.refs([slot for slot, _ in due]))
@@ -219,6 +224,15 @@ class Cascades:
         over = len(tier.write_queue) - (self._host.num_slots if tier.phase.usable else waiting)
         if over > 0:
             self._shorten(tier, over)
+
+    def _rank_present(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]]) -> None:
+        """Rank those of ``chunks`` anew that a tier has, because a request has computed and stored them all the same.
+
+        Otherwise the tail of that request would be written in their place. It is no use.
+        """
+        rows = tier.residency.rows.at_rest([key for _, key in chunks])
+        for some, ranks in by_request(rows, self._host.slots.ranks_of([slot for slot, _ in chunks])):
+            tier.residency.continue_prefix(some, ranks, again=True)
 
     def _shorten(self, tier: LowerTier, count: int) -> None:
         """Drop the oldest ``count`` chunks of a queue; those without a dirty pin are dropped first."""

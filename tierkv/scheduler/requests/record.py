@@ -127,10 +127,15 @@ class RequestRecord:
     """
 
     def __init__(
-        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, stats: RequestStats | None = None
+        self,
+        request: Request,
+        geometry: Geometry,
+        hints: RequestHints = NO_HINTS,
+        stats: RequestStats | None = None,
+        number: int = 0,
     ) -> None:
         self.request = request
-        self.ctx = RequestContext(request.request_id, _mapping(request.kv_transfer_params), hints)
+        self.ctx = RequestContext(request.request_id, _mapping(request.kv_transfer_params), hints, number=number)
         self.state = RequestState.IDLE
         self.watcher: Watcher | None = None
         self.transitions: TransitionLog[RequestEvent, RequestState] = TransitionLog(maxlen=TRANSITIONS_KEPT)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
+from dataclasses import replace
+from itertools import count
 
 from tierkv.errors import require
 from tierkv.manager.contract import RequestContext
@@ -70,6 +72,7 @@ class StagedLookups:
         is_one_prefix = len(geometry.groups) == 1 and geometry.groups[0].window_chunks is None
         self._answers_shortly = waits_whole and is_one_prefix
         self._requests: dict[str, StagedRequest] = {}
+        self._numbers = count(1)  # of the requests, since the stack opened
         self._asked_in_step: dict[str, StagedRequest] = {}  # in the order of the engine's queue
         # Requests for which chunks may be held, longest unasked first.
         self._open: OrderedDict[str, StagedRequest] = OrderedDict()
@@ -82,7 +85,7 @@ class StagedLookups:
     def add_request(self, ctx: RequestContext) -> None:
         """Register a request. A known one with the same id is finished first: the engine did not report its end."""
         self.finish_request(ctx.request_id)
-        self._requests[ctx.request_id] = StagedRequest(ctx)
+        self._requests[ctx.request_id] = StagedRequest(replace(ctx, number=next(self._numbers)))
 
     def request_context(self, request_id: str) -> RequestContext:
         """Context of a request; an unknown one has no hints."""
