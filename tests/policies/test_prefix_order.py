@@ -352,7 +352,7 @@ def test_a_chunk_that_fills_a_gap_displaces_none_before_it(name: str) -> None:
 
 
 def test_chunks_that_are_stored_again_are_linked_with_those_around_them() -> None:
-    """A batch of them may be marked before the one that comes before it."""
+    """A batch of them may be marked before the one before it in the prefix."""
     policy = LruPolicy(ROOM)
     order = PrefixOrder(policy)
     policy.add([*range(8)], keys_of(range(8)))
