@@ -7,7 +7,6 @@ a step that found nothing to compute.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from benchmarks.page_cache import drop_page_cache
 from benchmarks.side_by_side.jobs import BLOCK_TOKENS, Job, Life, StackName
 from benchmarks.side_by_side.meters import SCHEDULER_CALLS, WORKER_CALLS, Meters
 from benchmarks.side_by_side.prompts import Prompt, Texts, single_prompts, workload
@@ -167,15 +167,6 @@ def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]
     if stack is StackName.CONNECTOR:
         return connector.scheduler.stack._core.wiring.manager, ("lookup", "resident_prefix")  # noqa: SLF001 - no other caller needs it
     return connector.connector_scheduler.manager, ("lookup",)
-
-
-def drop_page_cache(directory: Path) -> None:
-    """Write the files of a directory to their disk, and drop them from the page cache, so that reads reach the disk."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Story:

@@ -12,7 +12,6 @@ every frame.
 from __future__ import annotations
 
 import importlib.util
-import os
 import select
 import tempfile
 import time
@@ -23,9 +22,10 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.measure import Cost, Settings, progress, take_turns, timed
+from benchmarks.page_cache import drop_page_cache
 from benchmarks.rows import Row
 from benchmarks.tiers.bandwidth import Limit, bandwidth_row, frame_sizes
-from benchmarks.tiers.rig import Frames, OpenTier, opened
+from benchmarks.tiers.rig import Frames, OpenTier, disk_options, opened
 
 CLIENT = "lmcache_fs"
 WAIT_S = 120.0
@@ -43,16 +43,8 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def _rows(folder: Path, module: ModuleType, frames: Frames, size: str, rounds: int) -> Iterator[Row]:
-    space = len(frames.keys) * frames.frame_bytes
-    options: dict[str, object] = {
-        "backend": "disk",
-        "path": str(folder / "tier"),
-        "capacity": 2 * space,
-        "segment_bytes": space,
-        "min_free_bytes": 0,
-    }
     with (
-        opened(options, frames) as tier,
+        opened(disk_options(folder / "tier", frames), frames) as tier,
         _client(module, folder / "direct", frames, tier.threads, direct=True) as direct,
         _client(module, folder / "cached", frames, tier.threads, direct=False) as cached,
     ):
@@ -91,19 +83,13 @@ class _Client:
 
     def put(self) -> Cost:
         """Write all frames to new files."""
-        for path in self._files():
+        for path in [path for path in self._folder.rglob("*") if path.is_file()]:
             path.unlink()
         return timed(lambda: self._run(self._client.submit_batch_set))
 
     def get(self) -> Cost:
         """Read all frames into their slots, from files that the page cache does not hold."""
-        for path in self._files():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
+        drop_page_cache(self._folder)
         return timed(lambda: self._run(self._client.submit_batch_get))
 
     def release(self) -> None:
@@ -111,9 +97,6 @@ class _Client:
         self._client.close()
         for buffer in self._buffers:
             buffer.release()
-
-    def _files(self) -> list[Path]:
-        return [path for path in self._folder.rglob("*") if path.is_file()]
 
     def _run(self, submit: Callable[[Sequence[str], list[memoryview]], int]) -> None:
         number = submit(self._keys, self._buffers)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import shutil
 import tempfile
 import time
@@ -25,6 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import Cost, Settings, progress, take_turns, timed
+from benchmarks.page_cache import drop_page_cache
 from benchmarks.rows import Row
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Bench:
     def _round(self, side: str, backend: str, extra: dict[str, Any]) -> None:
         with _controller(self._source, backend, extra) as first:
             seconds = [_seconds(lambda: _back_up(first, self._tokens))]
-        _leave_page_cache(self._folder / side)
+        drop_page_cache(self._folder / side)
         with _controller(self._target, backend, extra) as second:
             for _ in range(2):
                 self._target[1].kv_buffer.zero_()
@@ -215,15 +215,3 @@ def _prefetch(controller: HiCacheController, tokens: list[int]) -> None:
             break
     if done != len(tokens):
         raise AssertionError(f"{done} of {len(tokens)} tokens were loaded")
-
-
-def _leave_page_cache(folder: Path) -> None:
-    """Write files to the device, and drop them from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)

@@ -14,7 +14,7 @@ from benchmarks.measure import Cost, Settings, take_turns, timed
 from benchmarks.rows import Row
 from benchmarks.tiers.bandwidth import MIB, Limit, bandwidth_row, frame_sizes
 from benchmarks.tiers.raw_disk import RawDisk
-from benchmarks.tiers.rig import Frames, OpenTier, opened
+from benchmarks.tiers.rig import Frames, OpenTier, disk_options, opened
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -25,14 +25,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def _rows(folder: Path, frames: Frames, size: str, rounds: int) -> Iterator[Row]:
-    space = len(frames.keys) * frames.frame_bytes
-    options: dict[str, object] = {
-        "backend": "disk",
-        "path": str(folder / "tier"),
-        "capacity": 2 * space,
-        "segment_bytes": space,
-        "min_free_bytes": 0,
-    }
+    options = disk_options(folder / "tier", frames)
     with opened(options, frames) as tier, RawDisk(folder / "raw", frames, tier.threads) as raw:
 
         def put() -> Cost:

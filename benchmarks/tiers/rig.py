@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -75,6 +76,18 @@ class Frames:
         for number, ref in enumerate(self.slots):
             if not np.array_equal(self.arena.payload(ref.slot)[: self.payload_bytes], self._originals[number]):
                 raise RuntimeError(f"frame {number} is not what was written")
+
+
+def disk_options(path: Path, frames: Frames) -> dict[str, object]:
+    """Configuration of a disk tier with one segment for all frames, and room for twice as many."""
+    space = len(frames.keys) * frames.frame_bytes
+    return {
+        "backend": "disk",
+        "path": str(path),
+        "capacity": 2 * space,
+        "segment_bytes": space,
+        "min_free_bytes": 0,
+    }
 
 
 @dataclass(frozen=True, slots=True)

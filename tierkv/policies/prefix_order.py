@@ -145,7 +145,7 @@ class PrefixOrder:
     def mark_again(self, handles: Sequence[int], ranks: Sequence[int]) -> None:
         """Rank known chunks of one request anew, in prefix order, because it has computed and stored them again.
 
-        They come anywhere in its prefix. The policy is not informed: it is no use.
+        They come anywhere in its prefix. The policy is not informed.
         """
         if self._aware is None:
             return

@@ -10,7 +10,7 @@ import click
 from tierkv.abc import StoredFrame, StoredNamespace
 from tierkv.cli.output import print_table
 from tierkv.cli.stores.output import Report, ago, name_of
-from tierkv.cli.stores.target import KeyType, PlaceChoice, find_target, not_opened, place_options
+from tierkv.cli.stores.target import KEY, PlaceChoice, find_target, not_opened, place_options
 from tierkv.config import round_size
 from tierkv.errors import TierKVError
 from tierkv.recording.entries import matches, short_key
@@ -26,7 +26,7 @@ SHOWN_MAX = 20
 
 @click.command()
 @click.argument("place")
-@click.argument("key", type=KeyType())
+@click.argument("key", type=KEY)
 @place_options
 @click.pass_context
 def inspect(

@@ -11,8 +11,8 @@ import click
 from tierkv.abc import StoredNamespace
 from tierkv.cli.stores.output import Report, counted, counted_namespaces, name_of, progress
 from tierkv.cli.stores.target import (
-    AgeType,
-    KeyType,
+    AGE,
+    KEY,
     PlaceChoice,
     chunk_filter,
     find_target,
@@ -46,14 +46,12 @@ _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
     "--key",
     "keys",
-    type=KeyType(),
+    type=KEY,
     multiple=True,
     help="Only this chunk: a whole key in hex, or hash.group as a record has it. May be repeated.",
 )
-@click.option("--older-than", "older_than_s", type=AgeType(), help="Only chunks written longer ago, such as 7d.")
-@click.option(
-    "--unused-for", "unused_for_s", type=AgeType(), help="Only namespaces that no process has opened for so long."
-)
+@click.option("--older-than", "older_than_s", type=AGE, help="Only chunks written longer ago, such as 7d.")
+@click.option("--unused-for", "unused_for_s", type=AGE, help="Only namespaces that no process has opened for so long.")
 @click.option("--all", "everything", is_flag=True, help="All chunks of all namespaces.")
 @_DRY_RUN
 @_YES
@@ -151,7 +149,7 @@ def _confirm(ctx: click.Context, lines: list[str], *, skip: bool) -> None:
 @click.command()
 @click.argument("place")
 @click.option("--to", "to_size", metavar="SIZE", help="Bytes of frames that may stay, such as 100GiB.")
-@click.option("--older-than", "older_than_s", type=AgeType(), help="Remove chunks written longer ago, such as 30d.")
+@click.option("--older-than", "older_than_s", type=AGE, help="Remove chunks written longer ago, such as 30d.")
 @click.option(
     "--shrink",
     is_flag=True,

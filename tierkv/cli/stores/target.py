@@ -30,46 +30,34 @@ from tierkv.types.keys import Tenant
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class AgeType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
-    """An age such as ``7d``, in seconds."""
+class ParsedType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+    """Text of an option as a parser understands it.
 
-    name = "age"
+    Args:
+        name: of the value, for the help.
+        parse: raises a ValueError that says what is wrong.
+    """
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse the text."""
-        if isinstance(value, float):
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """Parse the text; a value that was parsed before stays as it is."""
+        if not isinstance(value, str):
             return value
         try:
-            return parse_age(str(value))
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class TenantType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
-    """A cache salt, or the digest of one."""
-
-    name = "salt"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Tenant:
-        """Parse the text."""
-        try:
-            return parse_tenant(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class KeyType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
-    """A key of a chunk, in hex or as hash.group."""
-
-    name = "key"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Parse the text."""
-        try:
-            return parse_key(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
+AGE = ParsedType("age", parse_age)
+"""An age such as ``7d``, in seconds."""
+KEY = ParsedType("key", parse_key)
+"""A key of a chunk, in hex or as hash.group."""
+TENANT = ParsedType("salt", parse_tenant)
+"""A cache salt, or the digest of one."""
 
 _TIER = click.option("--tier", metavar="NAME", help="Only this tier of the stack file.")
 _BACKEND = click.option(
@@ -91,7 +79,7 @@ _NAMESPACE_FILE = click.option(
     "`tierkv ls --json`.",
 )
 _TENANT = click.option(
-    "--tenant", type=TenantType(), help="Only chunks of the tenant with this cache salt; id:HEX for its digest."
+    "--tenant", type=TENANT, help="Only chunks of the tenant with this cache salt; id:HEX for its digest."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

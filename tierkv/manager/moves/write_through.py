@@ -228,7 +228,7 @@ class Cascades:
     def _rank_present(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]]) -> None:
         """Rank those of ``chunks`` anew that a tier has, because a request has computed and stored them all the same.
 
-        Otherwise the tail of that request would be written in their place. It is no use.
+        Otherwise the tail of that request would be written in their place.
         """
         rows = tier.residency.rows.at_rest([key for _, key in chunks])
         for some, ranks in by_request(rows, self._host.slots.ranks_of([slot for slot, _ in chunks])):
