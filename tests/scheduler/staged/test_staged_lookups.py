@@ -58,6 +58,17 @@ def test_what_is_readable_is_a_hit_at_once_and_cannot_be_taken_away() -> None:
     assert it.held == 0
 
 
+def test_an_id_that_is_used_again_names_another_request() -> None:
+    """Its chunks are no continuation of what the first one stored (tierkv.policies.prefix_order)."""
+    it = bed()
+    numbers = []
+    for _ in range(2):
+        it.add("a")
+        numbers.append(it.lookups.request_context("a").number)
+        it.lookups.finish_request("a")
+    assert 0 < numbers[0] != numbers[1] > 0
+
+
 def test_chunks_below_are_gathered_and_then_loaded() -> None:
     """The first answer defers, and nothing is read while the engine still asks.
 
