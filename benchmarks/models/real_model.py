@@ -48,6 +48,7 @@ class RealModel:
         self._torch: Any = import_module("torch")
         transformers = _transformers()
         self._new_cache = transformers.DynamicCache
+        self._cache_option: Any = import_module("tierkv.integrations.transformers.layers").cache_option
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.bfloat16)
 
     @property
@@ -85,7 +86,11 @@ class RealModel:
     def _forward(self, tokens: Sequence[int], cache: Any, last: int) -> Any:  # noqa: ANN401 - transformers, torch
         with self._torch.inference_mode():
             ids = self._torch.tensor([list(tokens)])
-            return self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=last).logits[0].float()
+            return (
+                self.model(ids, **self._cache_option(self.model, cache), use_cache=True, logits_to_keep=last)
+                .logits[0]
+                .float()
+            )
 
     def _cache(self, kv: PromptKv | None) -> Any:  # noqa: ANN401 - transformers
         cache = self._new_cache()

@@ -10,6 +10,8 @@ import torch
 import transformers
 from transformers import DynamicCache
 
+from tierkv.integrations.transformers.layers import cache_option
+
 VOCAB = 400
 _SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -111,7 +113,7 @@ def computed_in_pieces(model: Any, tokens: Sequence[int], ends: Sequence[int]) -
     cache, start = DynamicCache(config=model.config), 0
     with torch.no_grad():
         for end in ends:
-            model(input_ids=torch.tensor([tokens[start:end]]), past_key_values=cache, use_cache=True)
+            model(input_ids=torch.tensor([tokens[start:end]]), **cache_option(model, cache), use_cache=True)
             start = end
     return cache
 
@@ -119,7 +121,8 @@ def computed_in_pieces(model: Any, tokens: Sequence[int], ends: Sequence[int]) -
 def logits_behind(model: Any, cache: Any, tokens: Sequence[int]) -> torch.Tensor:
     """Of tokens that follow what a cache holds; the cache stays as it is."""
     with torch.no_grad():
-        return model(input_ids=torch.tensor([tokens]), past_key_values=copy.deepcopy(cache), use_cache=True).logits[0]
+        past = cache_option(model, copy.deepcopy(cache))
+        return model(input_ids=torch.tensor([tokens]), **past, use_cache=True).logits[0]
 
 
 def contents(cache: Any) -> list[torch.Tensor]:

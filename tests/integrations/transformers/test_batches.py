@@ -9,6 +9,8 @@ import pytest
 import torch
 from hf_models import GREEDY, computed_in_pieces, contents, greedy, make_prompt, padded
 
+from tierkv.integrations.transformers.layers import cache_option
+
 KINDS = ["llama", "gemma3", "mistral", "gpt2"]
 
 
@@ -110,7 +112,7 @@ def test_load_gives_the_columns_that_every_row_has(
     assert hit.tokens == 96
     assert hit.past_key_values.get_seq_length() == 96
     assert loaded(cache) == [96, 96 - 41]
-    out = served.generate(ids, attention_mask=mask, past_key_values=hit.past_key_values, **GREEDY)
+    out = served.generate(ids, attention_mask=mask, **hit.arguments, **GREEDY)
     assert torch.equal(out, greedy(served, ids, mask))
 
 
@@ -125,7 +127,7 @@ def test_a_row_that_begins_behind_what_was_loaded(
     cache.prefill(document)
     hit = cache.load(ids, mask)
     assert hit.tokens == 32
-    out = served.generate(ids, attention_mask=mask, past_key_values=hit.past_key_values, **GREEDY)
+    out = served.generate(ids, attention_mask=mask, **hit.arguments, **GREEDY)
     assert torch.equal(out, greedy(served, ids, mask))
     whole_mask = torch.cat([mask, torch.ones_like(out[:, 100:])], dim=1)
     cache.store(out, hit.past_key_values, whole_mask)
@@ -143,7 +145,7 @@ def test_load_of_a_batch_with_windows(apart: int, model: Callable[..., Any], ope
     cache.prefill([document + make_prompt(1, seed=3)])
     hit = cache.load(ids, mask)
     assert hit.tokens == {0: 96, 16: 96, 7: 0}[apart]
-    out = served.generate(ids, attention_mask=mask, past_key_values=hit.past_key_values, **GREEDY)
+    out = served.generate(ids, attention_mask=mask, **hit.arguments, **GREEDY)
     assert torch.equal(out, greedy(served, ids, mask))
     assert torch.equal(cache.generate(ids, mask, **GREEDY), out)
     assert loaded(cache) == [96, 96]
@@ -159,7 +161,7 @@ def test_a_batch_that_the_user_runs_can_be_stored(
     cache = open_cache(served)
     hit = cache.load(ids, mask)
     assert hit.tokens == 0
-    out = served.generate(ids, attention_mask=mask, past_key_values=hit.past_key_values, **GREEDY)
+    out = served.generate(ids, attention_mask=mask, **hit.arguments, **GREEDY)
     whole_mask = torch.cat([mask, torch.ones_like(out[:, 90:])], dim=1)
     reports = cache.store(out, hit.past_key_values, whole_mask)
     assert [report.offered_tokens for report in reports] == [80, 112]
@@ -187,7 +189,7 @@ def test_a_cache_that_beam_search_has_mixed_up(model: Callable[..., Any], open_c
     ids, mask = padded([make_prompt(40, seed=1)])
     cache = open_cache(served)
     past = cache.load(ids).past_key_values
-    served.generate(ids, attention_mask=mask, past_key_values=past, **{**GREEDY, "num_beams": 2})
+    served.generate(ids, attention_mask=mask, **cache_option(served, past), **{**GREEDY, "num_beams": 2})
     with pytest.raises(ValueError, match="beam search"):
         cache.store(torch.cat([ids, ids]), past)
 
@@ -200,7 +202,7 @@ def test_a_widened_cache_can_be_stored(model: Callable[..., Any], open_cache: Ca
     past = cache.prefill(ids).past_key_values
     past.batch_repeat_interleave(2)
     wide = torch.cat([ids.repeat(2, 1), torch.tensor([[5], [6]])], dim=1)
-    out = served.generate(wide, attention_mask=torch.ones_like(wide), past_key_values=past, **GREEDY)
+    out = served.generate(wide, attention_mask=torch.ones_like(wide), **cache_option(served, past), **GREEDY)
     assert [report.offered_tokens for report in cache.store(out, past)] == [16, 16]
     assert torch.equal(cache.generate(out, **GREEDY), greedy(served, out))
     assert loaded(cache) == [80, 80]

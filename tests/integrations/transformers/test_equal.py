@@ -78,7 +78,7 @@ def test_wrong_kv_would_be_noticed(kind: str, model: Callable[..., Any], open_ca
     hit = cache.load(ids)
     for layer in hit.past_key_values.layers:
         layer.values[:, :, -16:] = layer.values[:, :, -32:-16].clone()  # one chunk for another
-    assert not torch.equal(greedy(served, ids, past_key_values=hit.past_key_values), greedy(served, ids))
+    assert not torch.equal(greedy(served, ids, **hit.arguments), greedy(served, ids))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral"])

@@ -152,7 +152,7 @@ def test_a_model_that_fails_in_the_middle(model: Callable[..., Any], open_cache:
     cache = open_cache(served)
 
     def fail_late(module: Any, args: Any, kwargs: Any) -> None:
-        if kwargs["past_key_values"].get_seq_length() >= 128:
+        if (kwargs.get("cache") or kwargs["past_key_values"]).get_seq_length() >= 128:
             raise MemoryError("the model's own")
 
     hook = served.register_forward_pre_hook(fail_late, with_kwargs=True)

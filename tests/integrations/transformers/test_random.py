@@ -10,6 +10,8 @@ import pytest
 import torch
 from hf_models import GREEDY, greedy, make_prompt, padded
 
+from tierkv.integrations.transformers.layers import cache_option
+
 STEPS = 6
 
 
@@ -39,7 +41,7 @@ class User:
                 out = cache.generate(ids, mask, **settings)
             case 1:
                 past = cache.load(ids, mask).past_key_values
-                out = self._model.generate(ids, attention_mask=mask, past_key_values=past, **settings)
+                out = self._model.generate(ids, attention_mask=mask, **cache_option(self._model, past), **settings)
                 cache.store(out, past, torch.cat([mask, torch.ones_like(out[:, ids.shape[1] :])], dim=1))
             case 2:
                 cache.stack.reset_cache()

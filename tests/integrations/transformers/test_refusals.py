@@ -141,7 +141,7 @@ def test_a_cache_of_other_tokens(model: Callable[..., Any], open_cache: Callable
     cache = open_cache(served)
     past = cache.prefill(tokens).past_key_values
     with torch.no_grad():
-        served(input_ids=torch.tensor([make_prompt(16, seed=3)]), past_key_values=past, use_cache=True)
+        served(input_ids=torch.tensor([make_prompt(16, seed=3)]), **cache_option(served, past), use_cache=True)
     with pytest.raises(ValueError, match="is not what this cache was loaded for"):
         cache.store(make_prompt(80, seed=9), past)
     with pytest.raises(ValueError, match="2"):

@@ -11,6 +11,7 @@ import torch
 from hf_models import GREEDY, WINDOW, computed_in_pieces, contents, greedy, make_prompt
 from transformers import DynamicCache
 
+from tierkv.integrations.transformers.layers import cache_option
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 
 KINDS = ["gemma3", "mistral"]
@@ -79,7 +80,7 @@ def test_a_foreign_cache_without_windows_is_stored_whole(
     served, tokens = model("gemma3"), make_prompt(160)
     plain = DynamicCache()
     with torch.no_grad():
-        served(input_ids=torch.tensor([tokens]), past_key_values=plain, use_cache=True)
+        served(input_ids=torch.tensor([tokens]), **cache_option(served, plain), use_cache=True)
     cache = open_cache(served)
     cache.store(tokens, plain)
     ids = torch.tensor([[*tokens, 5]])
@@ -96,7 +97,7 @@ class TestTheRecord:
         with torch.no_grad():
             for start in range(0, len(tokens), 25):
                 ids = torch.tensor([tokens[start : start + 25]])
-                model(input_ids=ids, past_key_values=cache, use_cache=True)
+                model(input_ids=ids, **cache_option(model, cache), use_cache=True)
         return cache
 
     @staticmethod
@@ -155,7 +156,7 @@ class TestTheRecord:
         for seed in (1, 2):
             ids = torch.tensor([document + make_prompt(30, seed=seed)])
             past = copy.deepcopy(prefix.past_key_values)
-            out = served.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=past, **GREEDY)
+            out = served.generate(ids, attention_mask=torch.ones_like(ids), **cache_option(served, past), **GREEDY)
             assert torch.equal(out, greedy(served, ids))
             cache.store(out, past)
             assert torch.equal(cache.generate(out, **GREEDY), greedy(served, out))

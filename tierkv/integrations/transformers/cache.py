@@ -143,7 +143,7 @@ class TieredPrefixCache:
             caches, columns = self._work.load_rows(batch, prompts, reports)
             past = self._work.joined(caches, batch.pads, columns)
             self._note(reports)
-            return Prefix(past, columns, reports)
+            return Prefix(past, cache_option(self._model, past), columns, reports)
 
     def prefill(
         self,
@@ -173,7 +173,7 @@ class TieredPrefixCache:
                 past, reports = self._work.prefilled(batch, prompts, 0, report)
             self._engine.flush()
             self._note(reports)
-            return Prefix(past, past.get_seq_length(), reports)
+            return Prefix(past, cache_option(self._model, past), past.get_seq_length(), reports)
 
     def generate(
         self,

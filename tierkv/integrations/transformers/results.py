@@ -124,7 +124,9 @@ class Prefix:
     """KV of a batch of prefixes, ready for the model."""
 
     past_key_values: PrefixCache
-    """Cache to pass to the model or to ``generate``. It belongs to the caller and grows as the model runs."""
+    """Cache of the prefixes. It belongs to the caller and grows as the model runs."""
+    arguments: Mapping[str, PrefixCache]
+    """The cache as an argument of the model and of ``generate``, by the name that this version of transformers has."""
     tokens: int
     """Columns of ``input_ids`` that the cache covers, padding included. The model must compute ``input_ids[:,
     tokens:]``."""
