@@ -18,12 +18,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 HANG_S = 30
 """Seconds for the use of one damaged place; beyond it, the backend hangs."""
 PAGE_BYTES = 4096
+TEXT_CHARS_MAX = 150
+"""Characters of a change, or of a broken promise, that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +66,60 @@ class Summary:
     """Longest time of opening in seconds."""
 
 
-def play_seeds(damage: Damage, place: Path, seeds: Sequence[int]) -> Summary:
+def play_seeds(damage: Damage, place: Path, seeds: Sequence[int], jobs: int = 1) -> Summary:
     """Play one change per seed, each in a forked process. No other thread may run.
 
     Args:
         damage: the backend's functions.
-        place: empty directory for all files; needs room for three copies.
+        place: empty directory for all files; needs room for three copies per job.
         seeds: numbers of the changes.
+        jobs: changes that are played side by side.
     """
     base, summary = place / "base", Summary()
     damage.build(base)
-    for number, seed in enumerate(seeds):
-        what, outcome = _play_seed(damage, base, place / str(seed), seed)
-        shutil.rmtree(place / str(seed), ignore_errors=True)
-        summary.kinds[what.partition(" ")[0]] += 1
-        summary.slowest_s = max(summary.slowest_s, outcome.open_s)
-        if outcome.note:
-            summary.notes[outcome.note] += 1
-        if outcome.broken:
-            summary.broken.append((seed, what, outcome.broken))
-        if sys.stderr.isatty():
-            print(f"\r{number + 1} of {len(seeds)}, {len(summary.broken)} broken", end="", file=sys.stderr)  # noqa: T201 - progress of a program
+    reading, writing = os.pipe()
+    players = [_forked(damage, place, seeds[first::jobs], reading, writing) for first in range(jobs)]
+    os.close(writing)
+    left = set(seeds)
+    with os.fdopen(reading, encoding="utf-8") as played:
+        for line in played:
+            seed, what, outcome = json.loads(line)
+            left.discard(seed)
+            _note(summary, seed, what, Outcome(**outcome))
+            if sys.stderr.isatty():
+                done = len(seeds) - len(left)
+                print(f"\r{done} of {len(seeds)}, {len(summary.broken)} broken", end="", file=sys.stderr)  # noqa: T201 - progress of a program
+    for pid in players:
+        os.waitpid(pid, 0)
+    summary.broken += [(seed, "none", "it was not played") for seed in sorted(left)]
+    summary.broken.sort()
     return summary
+
+
+def _forked(damage: Damage, place: Path, seeds: Sequence[int], reading: int, writing: int) -> int:
+    """Start a process that plays changes one after the other, and writes a line for each. Returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.close(reading)
+        for seed in seeds:
+            what, outcome = _play_seed(damage, place / "base", place / str(seed), seed)
+            shutil.rmtree(place / str(seed), ignore_errors=True)
+            shortened = replace(outcome, broken=outcome.broken[:TEXT_CHARS_MAX])
+            # At once, and shorter than a pipe may tear: the lines of several processes do not mix.
+            os.write(writing, json.dumps([seed, what[:TEXT_CHARS_MAX], asdict(shortened)]).encode() + b"\n")
+    finally:
+        os._exit(0)  # the caller's frames are not this process's
+
+
+def _note(summary: Summary, seed: int, what: str, outcome: Outcome) -> None:
+    summary.kinds[what.partition(" ")[0]] += 1
+    summary.slowest_s = max(summary.slowest_s, outcome.open_s)
+    if outcome.note:
+        summary.notes[outcome.note] += 1
+    if outcome.broken:
+        summary.broken.append((seed, what, outcome.broken))
 
 
 def _play_seed(damage: Damage, base: Path, place: Path, seed: int) -> tuple[str, Outcome]:
@@ -168,7 +202,7 @@ def change_length(data: bytearray, rng: random.Random) -> str:
 
 
 def main(damage: Damage) -> None:
-    """Program of a backend: ``DIRECTORY --count 1000 --seed 1 [--only 17]``. Prints a summary as JSON.
+    """Program of a backend: ``DIRECTORY --count 1000 --seed 1 [--only 17] [--jobs 8]``. Prints a summary as JSON.
 
     Raises:
         SystemExit: with status 1 if a promise broke.
@@ -178,13 +212,15 @@ def main(damage: Damage) -> None:
     parser.add_argument("--count", type=int, default=300, help="number of changes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first change (default: %(default)s)")
     parser.add_argument("--only", type=int, help="number of the only change")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=cores, help="changes side by side (default: one per core)")
     arguments = parser.parse_args()
     logging.disable()
     first = arguments.seed
     seeds = range(first, first + arguments.count) if arguments.only is None else [arguments.only]
     arguments.place.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    summary = play_seeds(damage, arguments.place, seeds)
+    summary = play_seeds(damage, arguments.place, seeds, max(1, arguments.jobs))
     shutil.rmtree(arguments.place / "base")
     fields = {name: getattr(summary, name) for name in ("broken", "kinds", "notes")}
     times = {"slowest_s": round(summary.slowest_s, 3), "seconds": round(time.monotonic() - started)}
