@@ -185,6 +185,15 @@ def test_too_few_digits_ask_for_more(tierkv: Run, record: Path) -> None:
     assert "2 chunks begin with aa22" in said.output
 
 
+def test_a_record_is_named_in_either_way(tierkv: Run, record: Path) -> None:
+    """As `tierkv top` and `tierkv trace` name it, and as before; two names would be a mistake."""
+    former = tierkv("explain", "--record", record, "--last-failures")
+    assert tierkv("explain", record, "--last-failures").stdout == former.stdout
+    for words in ([], [record, "--record", "other.jsonl"]):
+        said = tierkv("explain", *words, "--last-failures")
+        assert (said.exit_code, "give one RECORD" in said.stderr) == (2, True)
+
+
 def test_no_such_record(tierkv: Run, tmp_path: Path) -> None:
     """The commonest error: the wrong file."""
     said = tierkv("explain", "--record", tmp_path / "absent", "--last-failures")

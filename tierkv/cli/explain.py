@@ -33,13 +33,8 @@ ENTRIES_MAX = 100_000
 
 
 @click.command()
-@click.option(
-    "--record",
-    "path",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="File that the stack's configuration names in `record.path`. It may be in use.",
-)
+@click.argument("record", type=click.Path(path_type=Path), required=False)
+@click.option("--record", "record_option", type=click.Path(path_type=Path), help="The same as RECORD.")
 @click.option("--key", help="A chunk: its key in hex, or as written in the record; the first digits are enough.")
 @click.option(
     "--request",
@@ -61,7 +56,8 @@ ENTRIES_MAX = 100_000
 def explain(  # noqa: PLR0913 - one parameter per option
     ctx: click.Context,
     *,
-    path: Path,
+    record: Path | None,
+    record_option: Path | None,
     key: str | None,
     request_id: str | None,
     count: int | None,
@@ -72,19 +68,22 @@ def explain(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Show the events of a chunk or a request: lookups, waits, the tiers that served it, and losses.
 
-    A request ends with a line that says where its time went. Needs a stack with a record: `path = "..."` in the section
-    `[record]` of its configuration. Exit code 0: events were shown; 1: the record has no such chunk or request; 2:
-    wrong use, or no such record.
+    RECORD: the file that the stack's configuration names in `record.path`; it may be in use. A stack has a record with
+    `path = "..."` in the section `[record]`. A request ends with a line that says where its time went. Exit code 0:
+    events were shown; 1: the record has no such chunk or request; 2: wrong use, or no such record.
 
     \b
     Examples:
-      tierkv explain --record run.jsonl --slowest 10
-      tierkv explain --record run.jsonl --request chatcmpl-17
-      tierkv explain --record run.jsonl --key 5bb0ec31 --json | jq .summary
-      tierkv explain --record run.jsonl --last-failures --follow
+      tierkv explain run.jsonl --slowest 10
+      tierkv explain run.jsonl --request chatcmpl-17
+      tierkv explain run.jsonl --key 5bb0ec31 --json | jq .summary
+      tierkv explain run.jsonl --last-failures --follow
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     if (key is not None) + (request_id is not None) + (count is not None) + last_failures != 1:
         raise click.UsageError("give one of --key, --request, --slowest and --last-failures", ctx)
+    path = record or record_option
+    if path is None or record_option not in (None, path):
+        raise click.UsageError("give one RECORD: the file that the stack's configuration names in record.path", ctx)
     if count is not None:
         if follows:
             raise click.UsageError("--slowest reads the record as it is: leave out --follow", ctx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -9,8 +10,25 @@ import click
 from tierkv.errors import ConfigError
 from tierkv.reports.page import Page
 
+
+def _checked_before(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Check that a report can be written, before the work whose result it is.
+
+    Raises:
+        BadParameter: it cannot.
+    """
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise click.BadParameter(f"{path}: {_FIX}")
+    return path
+
+
+_FIX = "name a file in a folder that exists and may be written to"
+
 HTML_OPTION = click.option(
-    "--html", type=click.Path(path_type=Path), help="File for a report with tables and plots: one page, no network."
+    "--html",
+    type=click.Path(path_type=Path),
+    callback=_checked_before,
+    help="File for a report with tables and plots: one page, no network.",
 )
 
 
@@ -23,7 +41,5 @@ def write_page(page: Page, path: Path) -> None:
     try:
         page.write(path)
     except OSError as error:
-        raise ConfigError(
-            f"--html {path}: {error.strerror or error}; name a file in a folder that exists and may be written to"
-        ) from error
+        raise ConfigError(f"--html {path}: {error.strerror or error}; {_FIX}") from error
     click.echo(f"Report: {path}", err=True)

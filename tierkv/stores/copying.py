@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from tierkv.abc import DamagedEntry, StoredFrame, SupportsRoomLimit
+from tierkv.abc import DamagedEntry, StoredFrame, StoredNamespace, SupportsRoomLimit
 from tierkv.errors import CorruptFrameError, OutOfSpaceError, TierKVError
+from tierkv.frames.frame import HEADER_BYTES, pad
 from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
 from tierkv.stores.folder import FOLDER, Exported, note_export, read_manifest
 from tierkv.stores.places import Place
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import ReadFrame, Store
 from tierkv.types.keys import Key
+from tierkv.types.namespace import Namespace
 
 ASKED_AT_ONCE = 256
 """Chunks per question whether the target has them."""
+SPARE_BYTES = 16 << 20
+"""Room of a target without a capacity beyond twice what is copied to it: for its index, and for chunks stored
+meanwhile."""
 FAILURES_MAX = 64
 """Failed writes in a row after which a copy ends: the target is out of service."""
 
@@ -46,6 +52,25 @@ class _Ended(Exception):  # noqa: N818 - no error: it ends a copy from inside
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
         self.finding = finding
+
+
+def fitted(place: Place, namespace: Namespace, source: Store) -> Place:
+    """Return a place with room for all chunks of a store, if it is bounded and has no capacity of its own.
+
+    A backend with preallocated files would otherwise take room for a tier as large as the file system.
+
+    Raises:
+        BackendError: the source cannot be listed.
+    """
+    if place.capacity_bytes is not None or not place.backend.capabilities.bounded or place.backend.at_rest is None:
+        return place
+    held_bytes = 0
+    with contextlib.suppress(TierKVError):  # a new place
+        there = [each for each in place.list_namespaces() if isinstance(each, StoredNamespace)]
+        held_bytes = sum(each.held_bytes or 0 for each in there if each.namespace == namespace)
+    sizes = (each.frame_bytes for each in source.list_frames(keys=False) if isinstance(each, StoredFrame))
+    wanted_bytes = sum(pad(size, HEADER_BYTES) + 2 * HEADER_BYTES for size in sizes)
+    return replace(place, capacity_bytes=held_bytes + 2 * wanted_bytes + SPARE_BYTES)
 
 
 class StoreCopy:

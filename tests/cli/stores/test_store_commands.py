@@ -243,6 +243,19 @@ def test_copy_out_and_in_moves_a_tier(run: Run, stack: Path, tmp_path: Path) -> 
     assert run("copy", folder, folder).exit_code == 2
 
 
+def test_a_new_disk_takes_the_room_of_its_chunks(run: Run, tmp_path: Path) -> None:
+    """Without a stack file a target has no capacity: room for a tier as large as the file system would be taken."""
+    source = place_at(tmp_path / "one", "disk")
+    for numbers in (range(20), range(20, 60)):
+        fill(source, model_namespace(), numbers)
+        done = run("copy", tmp_path / "one", tmp_path / "two", "--to-backend", "disk", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["chunks"] == len(numbers)
+        files = [path.stat() for path in (tmp_path / "two").rglob("*") if path.is_file()]
+        assert sum(status.st_blocks * 512 for status in files) < 64 << 20
+    assert run("verify", tmp_path / "two").exit_code == 0
+
+
 def test_a_killed_copy_continues(tmp_path: Path) -> None:
     """Kill -9 in the middle: no half chunk counts, and the repeated copy completes the export."""
     count = 600

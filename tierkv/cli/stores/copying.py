@@ -25,7 +25,7 @@ from tierkv.config.reading import SUFFIXES
 from tierkv.errors import ConfigError, TierKVError
 from tierkv.plugins.loading import load_plugins
 from tierkv.recording.reading import read_entries
-from tierkv.stores.copying import Copied, StoreCopy, is_same_place
+from tierkv.stores.copying import Copied, StoreCopy, fitted, is_same_place
 from tierkv.stores.findings import Finding, Progress
 from tierkv.stores.places import Place, find_places, folder_place, only_place
 from tierkv.stores.selection import ChunkFilter, parse_key
@@ -136,7 +136,8 @@ def _copy(  # noqa: PLR0913 - the two ends, and how to copy
             at = target
             goal = namespace_at(target, stored.namespace)
             if not dry_run:
-                writing: Store | None = opened.enter_context(Store(target, goal, writes=True))
+                room = fitted(target, goal, reading)
+                writing: Store | None = opened.enter_context(Store(room, goal, writes=True))
             else:
                 writing = _looked_at(target, goal, opened)
             copy = StoreCopy(

@@ -71,7 +71,8 @@ class Watch:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", required=False)
+@click.option("--record", type=click.Path(), help="A record as TARGET, written as for the other commands.")
 @click.option(
     "--interval",
     "interval_s",
@@ -82,7 +83,7 @@ class Watch:
 )
 @click.option("--once", is_flag=True, help="Look twice, two seconds apart, print the figures and end.")
 @click.option("--json", "as_json", is_flag=True, help="The same as one JSON object.")
-def top(*, target: str, interval_s: float, once: bool, as_json: bool) -> None:
+def top(*, target: str | None, record: str | None, interval_s: float, once: bool, as_json: bool) -> None:
     """Watch a running stack: its tiers, hits, speeds, queues, and what happened.
 
     TARGET is the address that serves metrics (`:9100`, `host:8000`, `http://host:8000/metrics`), or the record of a
@@ -99,7 +100,10 @@ def top(*, target: str, interval_s: float, once: bool, as_json: bool) -> None:
       tierkv top run.jsonl
       tierkv top :9100 --json | jq '.stacks[0].tiers[].hit_rate'
     """  # noqa: D301  click reads the control character, and does not wrap the rest
-    watch = Watch(source_of(target))
+    name = target or record
+    if name is None or record not in (None, name):
+        raise click.UsageError("give one TARGET: an address that serves metrics, or the record of a stack")
+    watch = Watch(source_of(name))
     watch.look()
     if not watch.stacks:
         raise NoFiguresError(watch.note or _EMPTY.format(name=watch.source.name))
