@@ -266,11 +266,14 @@ def board(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Every property test with twenty times as many cases, for a machine that has the night (-- PYTEST ARGUMENTS)."""
+    """Every property test with twenty times as many cases, parsers too, at night (-- PYTEST ARGUMENTS)."""
     install(session, "torch")
     install(session, *everything("torch", "testing", "encryption"), *GROUPS["tests"])
     folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs", "frames", "structures")]
-    pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", *folders)
+    parsers = [*ROOT.glob("tests/**/test_any_input.py"), *ROOT.glob("plugins/*/tests/test_any_input.py")]
+    paths = [*folders, *sorted(str(path.relative_to(ROOT)) for path in parsers)]
+    session.env["OMP_NUM_THREADS"] = "1"
+    pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", "-n", "auto", *paths)
 
 
 @nox.session

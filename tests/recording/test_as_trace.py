@@ -20,7 +20,8 @@ ENTRY = {"step": 1, "t": 0.5}
 
 def head(opened_at: str = "2026-11-24T10:00:00Z", pid: int = 1) -> dict[str, Any]:
     """First line of a process."""
-    return {**ENTRY, "is": "record", "opened": opened_at, "pid": pid, "chunk_tokens": 16, "chunk_bytes": 4096}
+    stack = {"tiers": ["host"], "model": "m", "chunk_tokens": 16, "chunk_bytes": 4096}
+    return {**ENTRY, "is": "record", "opened": opened_at, "pid": pid, **stack}
 
 
 def prompt(request: str, keys: list[str], **fields: Any) -> dict[str, Any]:

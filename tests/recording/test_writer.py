@@ -42,7 +42,7 @@ def test_what_was_put_is_read(tmp_path: Path) -> None:
     """Entries pass from one thread through another to a file and back, with shortened keys."""
     writer = writer_of(tmp_path / "run.jsonl")
     key = make_key(bytes(range(32)), 3)
-    writer.put([line(1), {"is": "chunks", "step": 1, "t": 1.0, "keys": [key]}])
+    writer.put([line(1), {"is": "chunks", "step": 1, "t": 1.0, "tier": "host", "event": "stored", "keys": [key]}])
     writer.put([line(2)])
     writer.close(10)
     entries = list(read_entries(tmp_path / "run.jsonl"))

@@ -14,6 +14,8 @@ import yaml
 from tierkv.errors import ConfigError
 
 FILE_BYTES_MAX = 1024 * 1024
+YAML_VALUES_MAX = 100_000
+"""Most values of a YAML file, with each alias counted as what it repeats: a page of aliases can mean billions."""
 
 EXAMPLE = """\
 [host]
@@ -127,12 +129,32 @@ def _parse_yaml(text: str) -> object:
         mark = error.problem_mark or error.context_mark
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise _SyntaxFaultError(f"is not valid YAML: {error.problem or error.context}{where}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
-        raise _SyntaxFaultError(f"is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A date that no calendar has, or a tag such as !!int before another value: the library lets each pass.
+        reason = " ".join(str(error).split())
+        raise _SyntaxFaultError(f"is not valid YAML: {reason or type(error).__name__}") from error
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with plain values and unique keys. The library would keep the last of two equal keys."""
+    """YAML with plain values, unique keys and a bound. The library would keep the last of two equal keys."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = 0
+        self._sizes: dict[int, int] = {}  # values in a node that has an anchor, by its identity
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        before, is_alias = self._values, self.check_event(yaml.AliasEvent)
+        mark: Any = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # untyped there
+        node = super().compose_node(parent, index)
+        if is_alias and id(node) not in self._sizes:
+            raise yaml.MarkedYAMLError(problem="an alias is within what it repeats", problem_mark=mark)
+        self._values += self._sizes[id(node)] if is_alias else 1
+        if self._values > YAML_VALUES_MAX:
+            raise yaml.MarkedYAMLError(problem=f"more than {YAML_VALUES_MAX} values", problem_mark=mark)
+        if not is_alias:
+            self._sizes[id(node)] = self._values - before
+        return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -47,7 +47,7 @@ def opened_at_s(head: Entry) -> float | None:
     """Return when the stack of an entry ``record`` was opened, in seconds since 1970; None if it does not say."""
     try:
         return datetime.fromisoformat(str(head.get("opened"))).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -13,9 +13,12 @@ from typing import BinaryIO, Protocol
 
 from tierkv.errors import ConfigError
 from tierkv.recording.entries import Entry, matches
+from tierkv.recording.shapes import is_whole
 
 POLL_S = 0.2
 """Seconds between two looks at a followed record."""
+LINE_BYTES_MAX = 16 << 20
+"""Longest line that is read. The longest of a stack, its metrics, has some tens of kilobytes."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -40,7 +43,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """Yield all entries so far, oldest first. Incomplete lines are skipped.
+    """Yield all entries so far, oldest first. Incomplete and damaged lines are skipped.
 
     Raises:
         ConfigError: there is no such record, or it cannot be read.
@@ -108,16 +111,18 @@ def _files_behind(path: Path, known: os.stat_result | None) -> list[Path]:
 
 
 def _entries(lines: BinaryIO) -> Iterator[Entry]:
-    """Yield whole lines from the current position; stop before a line that is still being written."""
-    while line := lines.readline():
+    """Yield whole entries from the current position; stop before a line that is still being written."""
+    while line := lines.readline(LINE_BYTES_MAX):
         if not line.endswith(b"\n"):
-            lines.seek(-len(line), 1)
-            return
+            if len(line) < LINE_BYTES_MAX:
+                lines.seek(-len(line), 1)
+                return
+            continue  # the parts of a line that no stack wrote are no entries either
         try:
             entry = json.loads(line)
-        except ValueError:
-            continue  # cut short by a kill
-        if isinstance(entry, dict) and "is" in entry:
+        except (ValueError, RecursionError):
+            continue  # cut short by a kill, or damaged
+        if is_whole(entry):
             yield entry
 
 

@@ -89,4 +89,8 @@ def slowest(entries: Iterable[Entry], count: int) -> list[RequestWaits]:
 def _clock(opened_s: float | None, after_s: float) -> str:
     if opened_s is None:
         return ""
-    return datetime.fromtimestamp(opened_s + after_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        moment = datetime.fromtimestamp(opened_s + after_s, UTC)
+    except (ValueError, OverflowError):  # beyond the calendar: the record is damaged
+        return ""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

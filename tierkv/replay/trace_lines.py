@@ -38,6 +38,8 @@ _ENCODING = "utf-8-sig"  # some editors begin a file with the mark of its encodi
 _ID_BYTES = 16
 _ID_MAX = 2 ** (8 * _ID_BYTES) - 1
 _TOKENS_MAX = 2**31 - 1
+LINE_CHARS_MAX = 64 << 20
+"""Longest line that is read: a prompt of a million chunks. A compressed file may hold gigabytes of anything."""
 TENANT_CHARS_MAX = 4096
 """Characters of a tenant's name."""
 _SHOWN_CHARS_MAX = 80
@@ -71,8 +73,10 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
     place = f"trace {path}"
     try:
         with _opened(path) as lines:
-            for number, text in enumerate(lines, 1):
+            for number, text in enumerate(iter(lambda: lines.readline(LINE_CHARS_MAX), ""), 1):
                 place = f"trace {path}, line {number}"
+                if len(text) == LINE_CHARS_MAX:
+                    raise ConfigError(f"{place}: the line has more than {LINE_CHARS_MAX} characters; {_FIX}")
                 if text.strip():
                     line = _parsed(text, before_s, place)
                     before_s = line.at_s
@@ -140,6 +144,8 @@ def _chunk_ids(ids: object, place: str) -> list[ChunkId]:
     for chunk_id in ids:
         if isinstance(chunk_id, int) and not 0 <= chunk_id <= _ID_MAX:
             raise ConfigError(f"{place}: in hash_ids, {_shown(chunk_id)} is not from 0 to 2**128 - 1")
+        if isinstance(chunk_id, str) and not chunk_id.isascii() and not _is_utf8(chunk_id):
+            raise ConfigError(f"{place}: in hash_ids, {_shown(chunk_id)} has half of a character; {_FIX}")
     if len(set(ids)) < len(ids):
         first = {one: place for place, one in reversed(list(enumerate(ids)))}
         twice = next(one for place, one in enumerate(ids) if first[one] < place)
@@ -148,6 +154,15 @@ def _chunk_ids(ids: object, place: str) -> list[ChunkId]:
             "each chunk together with the id before it"
         )
     return ids
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text can be encoded: JSON can express halves of characters, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tokens(entry: dict[str, Any], name: str, place: str) -> int | None:

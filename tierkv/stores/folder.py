@@ -99,7 +99,7 @@ def read_manifest(path: Path) -> list[Exported]:
                 f"{file} has format {found['format']!r}, version {found['version']!r}; {VERSION} is known"
             )
         return [
-            Exported(Namespace.from_description(each["namespace"]), each["chunks"], each["frame_bytes"])
+            Exported(Namespace.from_description(each["namespace"]), _count(each["chunks"]), _count(each["frame_bytes"]))
             for each in found["namespaces"]
         ]
     except FileNotFoundError:
@@ -110,6 +110,17 @@ def read_manifest(path: Path) -> list[Exported]:
         raise BackendError(f"{file}: {error.strerror or error}") from error
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise BackendError(f"{file} is damaged ({error}): copy to a new folder, or restore this file") from error
+
+
+def _count(value: object) -> int | None:
+    """Return a count of the manifest.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f"{value!r:.40} is no count")
 
 
 def note_export(path: Path, exported: Exported) -> None:

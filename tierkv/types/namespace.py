@@ -15,6 +15,8 @@ KV_FORMAT_VERSION = 2
 """
 
 FINGERPRINT_BYTES = 16
+PAYLOAD_BYTES_MAX = 1 << 40
+"""Longest payload of a chunk in a description that is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,23 @@ class Namespace:
                 for field in fields(cls)
                 if field.name != "groups"
             )
-        except (LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # int() refuses infinity by the first
             raise ValueError(f"not a description of a namespace that this version knows: {error}") from error
         if not same:
             raise ValueError("not a description of a namespace that this version knows: a field has another type")
+        if not found._has_chunks():
+            raise ValueError("not a description of a namespace: its chunks have no size, or one that nothing has")
         return found
+
+    def _has_chunks(self) -> bool:
+        """Whether the sizes of all groups are those of chunks."""
+        sizes = [size for tokens, pages, _, window in self.groups for size in (tokens, *pages, window or 1)]
+        return (
+            bool(self.groups)
+            and all(pages for _, pages, _, _ in self.groups)
+            and min(*sizes, self.blocks_per_chunk) > 0
+            and self.payload_bytes_max <= PAYLOAD_BYTES_MAX
+        )
 
     @property
     def payload_bytes_max(self) -> int:

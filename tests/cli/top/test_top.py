@@ -280,11 +280,22 @@ def test_a_record_that_does_not_exist_is_named(tmp_path: Path, tierkv: Run) -> N
 
 def test_a_record_without_figures_is_named(tmp_path: Path, tierkv: Run) -> None:
     """A record of an engine that made no step, or of an earlier version."""
-    head = {"is": "record", "step": 0, "t": 0, "opened": "2026-01-01T00:00:00Z", "tiers": ["host"], "pid": 1}
+    head = {
+        "is": "record",
+        "step": 0,
+        "t": 0,
+        "opened": "2026-01-01T00:00:00Z",
+        "tiers": ["host"],
+        "model": "m",
+        "pid": 1,
+    }
     (tmp_path / "run.jsonl").write_text(json.dumps(head) + "\n", encoding="utf-8")
-    done = tierkv("top", tmp_path / "run.jsonl")
-    assert done.exit_code == 2
-    assert "has no figures yet" in done.output
+    for words in ([tmp_path / "run.jsonl"], ["--record", tmp_path / "run.jsonl"]):
+        done = tierkv("top", *words)
+        assert done.exit_code == 2
+        assert "has no figures yet" in done.output
+    done = tierkv("top")
+    assert (done.exit_code, "give one TARGET" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def _changes(before: Values, now: Values) -> Iterator[tuple[str, str, int]]:
         for tier, value in now.get(name, {}).items():
             old = before.get(name, {}).get(tier)
             if old is not None and old != value:
-                if name == "tierkv_tier_writable" and now["tierkv_tier_usable"].get(tier) == 0:
+                if name == "tierkv_tier_writable" and now.get("tierkv_tier_usable", {}).get(tier) == 0:
                     continue  # it is out of service, which is said already
                 yield tier, (rose if value else fell), 1
     tiers, earlier = now.get("tierkv_tier_usable", {}), before.get("tierkv_tier_usable", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import re
 import time
 import urllib.error
@@ -114,7 +115,7 @@ def _by_stack(text: str) -> Iterator[tuple[str, Values]]:
     stacks: dict[str, dict[str, dict[str, float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.endswith(("_bucket", "_created")):
+            if sample.name.endswith(("_bucket", "_created")) or not math.isfinite(sample.value):
                 continue
             own = next((sample.labels[name] for name in _OWN if name in sample.labels), "")
             others = [f"{name}={value}" for name, value in sorted(sample.labels.items()) if name not in _OWN]
@@ -142,7 +143,10 @@ class RecordFile:
                 self._begin(entry)
             elif entry["is"] == "metrics":
                 grown = Delta(counters=entry["counters"], gauges=entry["gauges"], histograms=entry["histograms"])
-                merge(self._sums, grown)
+                try:
+                    merge(self._sums, grown)
+                except ValueError:  # another number of buckets: the line is damaged
+                    continue
                 samples.append(Sample(self._opened_s + entry["t"], {"": _values(self._sums)}))
         return samples
 

@@ -58,7 +58,7 @@ def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
             f"{url}/{MANIFEST} does not describe this namespace ({namespace.model!r}): {'; '.join(differences)}. "
             f"Give another url; or, if that data is not needed, remove everything below {url}"
         )
-    return True
+    return found.get("namespace") == _described(namespace)  # with anything else in it, no tool could read it
 
 
 def _write(namespace: Namespace, now: datetime) -> bytes:
@@ -82,12 +82,17 @@ def _differences(found: dict[str, Any], namespace: Namespace) -> Iterator[str]:
         return
     if found.get("fingerprint") != namespace.fingerprint().hex():
         yield f"its fingerprint is {str(found.get('fingerprint'))[:40]}, not {namespace.fingerprint().hex()}"
-    wanted: dict[str, Any] = json.loads(json.dumps(namespace.describe()))
+    wanted = _described(namespace)
     said = found.get("namespace")
     there = said if isinstance(said, dict) else {}
     for name, value in wanted.items():
         if name not in there or there[name] != value:
             yield f"{name} is {str(there.get(name))[:40]!r} there and {str(value)[:40]!r} here"
+
+
+def _described(namespace: Namespace) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(json.dumps(namespace.describe()))
+    return described
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:

@@ -33,6 +33,8 @@ MANIFEST = "namespace.json"
 LOCK = "owner.lock"
 UNSYNCED = "unsynced"
 LOSSES = "damage.json"
+LOSSES_MAX = 10**9
+"""Largest count of losses that is believed."""
 DATA_FILES = ("data.mdb", "lock.mdb")
 LOCK_TRIES_S = (0.05, 0.1, 0.2)
 """Pauses between tries for the lock, in seconds: `tierkv check` holds it for an instant."""
@@ -253,7 +255,7 @@ def read_losses(directory: Path) -> tuple[int, str]:
     found = _read_json(directory / LOSSES)
     if not isinstance(found, dict) or not isinstance(count := found.get("count"), int):
         return 0, ""
-    return count, str(found.get("last", ""))[:200]
+    return min(max(count, 0), LOSSES_MAX), str(found.get("last", ""))[:200]
 
 
 def boot_id() -> str:

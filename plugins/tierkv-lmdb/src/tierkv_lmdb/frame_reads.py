@@ -95,9 +95,9 @@ def list_frames(environment: Environment, failures: Failures) -> Iterator[Stored
 
 
 def unpack_index(value: bytes | memoryview) -> tuple[int, int]:
-    """Frame length and rank of an entry of the index."""
-    if len(value) == INDEX.size:
-        return INDEX.unpack(value)[1], 0
+    """Frame length and rank of an entry of the index; zeros for one that was damaged after the check at open."""
+    if len(value) < RANKED_INDEX.size:
+        return (INDEX.unpack(value)[1] if len(value) == INDEX.size else 0), 0
     _, size, rank = RANKED_INDEX.unpack_from(value)
     return size, rank
 

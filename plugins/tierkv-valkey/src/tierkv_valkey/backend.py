@@ -181,6 +181,7 @@ def _expiry(ttl_s: float | None) -> Command:
 
 def _key_of(text: bytes) -> Key | None:
     try:
-        return Key(bytes.fromhex(text.decode())) or None
+        key = Key(bytes.fromhex(text.decode()))
     except ValueError:
         return None
+    return key if key and key.hex().encode() == text else None  # other letters and spaces are another name

@@ -11,12 +11,13 @@ import json
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.types.keys import Key
 from tierkv_disk.directory.files import publish_text, read_text
-from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, pages_in, segment_of
+from tierkv_disk.extents import PAGE_BYTES, PAGES_MAX, PageAddress, Run, address_at, page_of, pages_in, segment_of
 
 QUARANTINE_NAME = "quarantine.jsonl"
 FILE_BYTES_MAX = 16 << 20
@@ -138,10 +139,31 @@ def read_quarantine(directory: Path) -> Iterator[QuarantineEntry]:
     for line in lines:
         try:
             fields = json.loads(line)
-            runs = tuple(Run(address_at(int(r["segment"]), int(r["page"])), int(r["pages"])) for r in fields["runs"])
+            runs = tuple(_run(int(r["segment"]), int(r["page"]), int(r["pages"])) for r in fields["runs"])
             entry = QuarantineEntry(Key(bytes.fromhex(fields["key"])), runs, str(fields["reason"]))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             logger.warning("%s: skipped a line that is not a quarantine entry: %.100r", path, line)
             continue
-        if runs and all(run.pages > 0 for run in runs):
+        if _are_possible(runs):
             yield entry
+        else:
+            logger.warning("%s: skipped an entry whose pages cannot be: %.100r", path, line)
+
+
+def _run(segment: int, page: int, pages: int) -> Run:
+    """Run at a position.
+
+    Raises:
+        ValueError: there is no such page.
+    """
+    if not 0 <= page < PAGES_MAX:
+        raise ValueError(f"page {page} of a segment")
+    return Run(address_at(segment, page), pages)
+
+
+def _are_possible(runs: tuple[Run, ...]) -> bool:
+    """Whether runs are within segments, and no two of them overlap."""
+    if not runs or any(r.pages < 1 or r.address < 0 or page_of(r.address) + r.pages > PAGES_MAX for r in runs):
+        return False
+    ordered = sorted(runs)
+    return all(first.address + first.pages <= second.address for first, second in pairwise(ordered))

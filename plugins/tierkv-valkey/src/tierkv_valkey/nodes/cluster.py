@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 
 from tierkv_valkey.nodes.asking import first_answer
 from tierkv_valkey.nodes.node import Connector, Node
-from tierkv_valkey.options import Address
+from tierkv_valkey.nodes.replies import Reply
+from tierkv_valkey.options import PORT_MAX, Address
 
 REFRESH_S = 0.5
 """Shortest time between two questions for the owners of all slots."""
 SLOTS = (b"CLUSTER", b"SLOTS")
+
+
+def slot_ranges(reply: Reply) -> Iterator[tuple[int, int, str, int]]:
+    """Yield first and last slot of each range in the reply to :data:`SLOTS`, and host and port of its owner.
+
+    Raises:
+        ResponseError: it is no such reply.
+    """
+    try:
+        for first, last, (host, port, *_), *_ in cast("list[Any]", reply):
+            if not (0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS and 0 < port <= PORT_MAX):
+                raise ValueError(f"slots {first} to {last} at port {port}")  # noqa: TRY301  as other faults of a reply
+            yield first, last, host.decode() if host else "", port
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ResponseError(f"the reply to CLUSTER SLOTS is not understood: {error}") from None
 
 
 class Cluster:
@@ -109,9 +125,8 @@ class Cluster:
         finally:
             self._refreshed_s = self._clock()
         owners: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        for first, last, primary, *_ in cast("list[list[Any]]", reply):
-            host = primary[0].decode() if primary[0] else node.address.host  # an empty host: the one that was asked
-            owner = self._known(Address(host, int(primary[1])))
+        for first, last, host, port in slot_ranges(reply):
+            owner = self._known(Address(host or node.address.host, port))  # an empty host: the one that was asked
             owners[first : last + 1] = [owner] * (last + 1 - first)
         self._owners = owners
         self._drop_all_but({*self.nodes(), *(self._known(seed) for seed in self._seeds)})

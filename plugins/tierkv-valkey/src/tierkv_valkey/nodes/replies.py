@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from redis import exceptions
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
+
+from tierkv_valkey.options import PORT_MAX
 
 Reply = object
 """Bytes, a number, None, a list of these, or an exception: an error reply. For a value with a target: its length."""
@@ -18,6 +21,12 @@ CHUNK_BYTES = 16 << 10
 HEAD_BYTES = 64
 """The same where a value with a target comes next: the most that is copied of a large value."""
 LINE_BYTES_MAX = 64 << 10
+VALUE_BYTES_MAX = 16 << 20
+"""Longest value without a target that is taken: no question outside of the data path has such an answer."""
+ITEMS_MAX = 1 << 20
+"""Most items of a list, and of the lists in it."""
+DEPTH_MAX = 8
+"""Most lists around an item."""
 
 _ERRORS: dict[str, type[Exception]] = {
     "MOVED": exceptions.MovedError,
@@ -60,6 +69,7 @@ class ReplyReader:
         self._receive = receive
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
         self._start = self._end = 0
+        self._items = 0  # in all lists of the reply so far
 
     @property
     def is_empty(self) -> bool:
@@ -72,24 +82,42 @@ class ReplyReader:
         Raises:
             redis.exceptions.ConnectionError, OSError: the connection ended, or another protocol is spoken.
         """
+        self._items = 0
+        return self._reply(target, 0)
+
+    def _reply(self, target: memoryview | None, depth: int) -> Reply:
         line = self._line(CHUNK_BYTES if target is None else HEAD_BYTES)
         kind, rest = line[:1], line[1:]
         if kind == b"$":
-            return self._value(int(rest), target)
+            return self._value(_number(rest), target)
+        if target is not None and kind != b"-":
+            raise exceptions.ConnectionError(f"a reply begins with {kind!r}, and a value was asked for")
         if kind == b":":
-            return int(rest)
+            return _number(rest)
         if kind == b"+":
             return rest
         if kind == b"-":
             return _error(rest.decode(errors="replace"))
         if kind == b"*":
-            return None if rest == b"-1" else [self.read() for _ in range(int(rest))]
+            return self._list(_number(rest), depth)
         raise exceptions.ConnectionError(f"a reply begins with {kind!r}: this is no Valkey or Redis server")
+
+    def _list(self, length: int, depth: int) -> Reply:
+        if length < 0:
+            return None
+        self._items += length
+        if self._items > ITEMS_MAX or depth == DEPTH_MAX:
+            raise exceptions.ConnectionError(
+                f"a list of {length} items within {depth} others is no reply to a question"
+            )
+        return [self._reply(None, depth + 1) for _ in range(length)]
 
     def _value(self, length: int, target: memoryview | None) -> Reply:
         if length < 0:
             return None
         if target is None:
+            if length > VALUE_BYTES_MAX:
+                raise exceptions.ConnectionError(f"a value of {length} bytes is no reply to a question")
             whole = bytearray(length)
             self._fill(memoryview(whole))
             self._end_of_value()
@@ -138,7 +166,22 @@ class ReplyReader:
         return count
 
 
+def _number(digits: bytes) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise exceptions.ConnectionError(f"{digits[:40]!r} is no number: this is no Valkey or Redis server") from None
+
+
 def _error(text: str) -> Exception:
     word, _, rest = text.partition(" ")
     kind = _ERRORS.get(word)
-    return exceptions.ResponseError(text) if kind is None else kind(rest)
+    plain: Exception = exceptions.ResponseError(text)
+    try:
+        error = plain if kind is None else kind(rest)
+    except (ValueError, LookupError):  # a redirect that names no node
+        return plain
+    if isinstance(error, exceptions.AskError):
+        names_a_node = 0 <= error.slot_id < REDIS_CLUSTER_HASH_SLOTS and 0 < error.port <= PORT_MAX
+        return error if names_a_node else plain
+    return error

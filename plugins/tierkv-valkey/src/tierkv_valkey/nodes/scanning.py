@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+
+from redis.exceptions import ResponseError
 
 from tierkv_valkey.nodes.asking import ask_one
 from tierkv_valkey.nodes.directory import Directory
+from tierkv_valkey.nodes.replies import Reply
 
 PAGE_NAMES = b"1000"
 """Names that the server looks at for one page. It answers other clients between two pages."""
+
+
+def page_in(reply: Reply) -> tuple[bytes, list[bytes]]:
+    """Return the next cursor and the names of a page.
+
+    Raises:
+        ResponseError: the reply is no page.
+    """
+    match reply:
+        case [bytes(cursor), list(found)] if cursor.isdigit():
+            names = [name for name in found if isinstance(name, bytes)]
+            if len(names) == len(found):
+                return cursor, names
+    raise ResponseError(f"the reply to SCAN is not understood: {reply!r:.40}")
 
 
 def scan_names(directory: Directory, pattern: bytes, timeout_s: float) -> Iterator[list[bytes]]:
@@ -25,7 +41,7 @@ def scan_names(directory: Directory, pattern: bytes, timeout_s: float) -> Iterat
         cursor = b"0"
         while True:
             command = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", PAGE_NAMES)
-            cursor, names = cast("tuple[bytes, list[bytes]]", ask_one(node, timeout_s, command))
+            cursor, names = page_in(ask_one(node, timeout_s, command))
             if names:
                 yield list(dict.fromkeys(names))
             if cursor == b"0":

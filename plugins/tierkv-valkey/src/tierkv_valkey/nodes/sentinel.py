@@ -7,14 +7,31 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from redis.exceptions import AskError, MasterDownError
+from redis.exceptions import AskError, MasterDownError, ResponseError
 
 from tierkv_valkey.nodes.asking import first_answer
 from tierkv_valkey.nodes.node import Connector, Node
-from tierkv_valkey.options import Address
+from tierkv_valkey.nodes.replies import Reply
+from tierkv_valkey.options import PORT_MAX, Address
 
 REFRESH_S = 0.5
 """Shortest time between two questions for the primary."""
+
+
+def address_in(reply: Reply) -> Address:
+    """Return the address in a sentinel's answer.
+
+    Raises:
+        ResponseError: it is none.
+    """
+    try:
+        host, port = cast("list[bytes]", reply)
+        address = Address(host.decode(), int(port))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ResponseError(f"the answer of a sentinel is not understood: {error}") from None
+    if not address.host or not 0 < address.port <= PORT_MAX:
+        raise ResponseError(f"a sentinel names the address {address}")
+    return address
 
 
 class SentinelService:
@@ -94,7 +111,6 @@ class SentinelService:
             self._refreshed_s = self._clock()
         if reply is None:
             raise MasterDownError(f"the sentinel {sentinel} knows no service {self._service!r}; correct `service`")
-        host, port = cast("list[bytes]", reply)
-        address = Address(host.decode(), int(port))
+        address = address_in(reply)
         known = getattr(self, "_primary", None)
         return known if known is not None and known.address == address else self._connector.node(address)

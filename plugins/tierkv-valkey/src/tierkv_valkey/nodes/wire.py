@@ -62,7 +62,10 @@ def open_wire(kind: type[redis.Connection], settings: dict[str, object]) -> Wire
         redis.exceptions.RedisError, OSError: the server does not answer, or refuses.
     """
     connection = kind(**settings)
-    connection.connect()
+    try:
+        connection.connect()
+    except ValueError as error:  # another node named a host that cannot be one
+        raise exceptions.ConnectionError(f"no connection to {settings['host']!r}: {error}") from None
     found = getattr(connection, "_sock", None)  # it has no public name; versions 6 to 8 have this one
     if isinstance(found, ssl.SSLSocket):
         return EncryptedWire(found, connection.disconnect)
