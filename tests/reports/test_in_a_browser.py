@@ -45,6 +45,7 @@ def test_a_page_needs_nothing_and_follows_the_readers_setting(page: Path, tmp_pa
     assert seen.facts["background"] == seen.facts["plot"] == ground
     assert seen.facts["ink"] != ground
     assert seen.facts["plots"] == 4
+    assert len(set(seen.facts["plot_widths"])) == 1, "a plot alone in its row has larger letters"
     assert not seen.facts["texts_outside"]
 
 

@@ -35,6 +35,7 @@ seen.textContent = JSON.stringify({
   window_width: window.innerWidth,
   texts_outside: texts,
   plots: document.querySelectorAll("svg.tk").length,
+  plot_widths: [...document.querySelectorAll("svg.tk")].map(svg => Math.round(svg.getBoundingClientRect().width)),
   requests: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
 });
 document.body.append(seen);

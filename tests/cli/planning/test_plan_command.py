@@ -79,6 +79,7 @@ def test_a_plan_as_a_page(tierkv: Run, trace: Path, stacks: list[str], tmp_path:
         assert said.exit_code == 0, said.output
         assert f"Report: {tmp_path / name}" in said.stderr
     page = (tmp_path / "one.html").read_text(encoding="utf-8")
+    assert "KiB per second" in page, "the unit fits the traffic"
     assert page == (tmp_path / "two.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 5
     assert "large saves most" in page

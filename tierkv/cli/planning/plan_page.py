@@ -14,7 +14,7 @@ from tierkv.cli.planning.plan_output import (
     seconds,
     tier_row,
 )
-from tierkv.config.units import round_size
+from tierkv.config.units import parse_size, round_size
 from tierkv.planning.plan import LEFT_OUT, chosen
 from tierkv.planning.results import Plan, StackPlan
 from tierkv.reports.axis import plain
@@ -95,11 +95,15 @@ def round_binary(value: float) -> str:
 
 
 def _traffic(one: StackPlan) -> LineChart:
+    moves = [moved for tier in one.tiers for moved in (tier.read, tier.written)]
+    largest = max((size for moved in moves for size in moved.by_minute.values()), default=0)
+    unit = round_size(largest / 60).rpartition(" ")[2]
+    unit_bytes = parse_size(f"1{unit}")
     series = []
     for tier in one.tiers:
         for verb, moved in (("read", tier.read), ("written", tier.written)):
             minutes = range(min(moved.by_minute, default=0), max(moved.by_minute, default=-1) + 1)
             shown = minutes[:: max(1, len(minutes) // 400)]
-            points = [(float(minute), moved.by_minute.get(minute, 0) / 60 / 2**30) for minute in shown]
+            points = [(float(minute), moved.by_minute.get(minute, 0) / 60 / unit_bytes) for minute in shown]
             series.append(Series(f"{tier.name}, {verb}", points, is_dashed=verb == "written"))
-    return LineChart(f"{one.name}: traffic of the tiers", "minute of the trace", "GiB per second", series)
+    return LineChart(f"{one.name}: traffic of the tiers", "minute of the trace", f"{unit} per second", series)
