@@ -6,6 +6,7 @@ As a program: ``python disk_damage.py DIRECTORY --count 1000 --seed 1 [--only 17
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import shutil
 import time
@@ -51,6 +52,7 @@ DOCUMENTS = (
 SEALER = FrameSealer(make_namespace().fingerprint())
 
 
+@functools.cache
 def frame(number: int, version: int) -> bytes:
     """Frame of a key in one of its versions, sealed as the framework does."""
     raw_bytes = RAW_BYTES[number % len(RAW_BYTES)]
@@ -102,6 +104,7 @@ def build(place: Path) -> None:
         disk.forget(map(make_key, range(0, FRAMES, 4)))
         disk.put(frames(range(0, FRAMES, 3), 2))
     (directory(place) / "quarantine.jsonl").touch()
+    frames(range(FRAMES), VERSIONS)  # made once, before the processes that play a copy are forked
 
 
 def mutate(place: Path, rng: random.Random) -> str:

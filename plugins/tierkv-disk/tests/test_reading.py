@@ -93,3 +93,18 @@ def test_a_frame_in_several_runs_that_is_written_again_is_in_one(tmp_path: Path)
     assert not table.scattered
     assert table.find_frame(put(1, 50).key) == ((Run(put(1, 50).address, 2),), 8191)
     assert list(table.entries)[-2:] == [put(1, 50).key, put(10**6, 51).key]
+
+
+def test_zeros_behind_the_records_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
+    """Every log ends with up to a megabyte of them: they took most of the time of opening a small tier."""
+    records = [put(number, number) for number in range(300)]
+    path = written(tmp_path, records)
+    table, report, by_column = replayed(path)
+    assert path.stat().st_size > 8000 * RECORD_BYTES
+    assert by_column == [True]
+    assert (len(table.entries), report.log.records, report.log.damaged, report.log.torn_bytes) == (300, 300, 0, 0)
+    with path.open("r+b") as file:  # a record behind lost ones: they are damage then, also as zeros
+        file.seek(RECORD_BYTES * 400)
+        file.write(path.read_bytes()[RECORD_BYTES : 2 * RECORD_BYTES])
+    _, report, _ = replayed(path)
+    assert (report.log.records, report.log.damaged) == (301, 99)

@@ -6,6 +6,7 @@ As a program: ``python lmdb_damage.py DIRECTORY --count 1000 --seed 1 [--only 17
 from __future__ import annotations
 
 import collections
+import functools
 import random
 import struct
 import time
@@ -29,6 +30,7 @@ BRANCH, LEAF, OVERFLOW = 1, 2, 4
 KINDS = ("meta", "meta", "branch", "leaf", "leaf", "overflow", "free", "free", "names", "page", "file")
 
 
+@functools.cache
 def frame(number: int) -> bytes:
     """Frame of a key: a checksum, the key, and bytes that follow from it. Many are shorter than a page."""
     rng = random.Random(number)

@@ -25,6 +25,7 @@ from tierkv_disk.log.index_log import (
     encode_header,
     encode_header_of,
 )
+from tierkv_disk.segments.direct_io import round_up
 
 _READ_BYTES = 1 << 22
 _RECORD = struct.Struct("<QBBHQI96sQ")
@@ -82,7 +83,9 @@ def read_batches(
             bad += (data_at - position + len(data)) // RECORD_BYTES
             position, data = data_at, b""
             continue
-        whole = len(data) - len(data) % RECORD_BYTES
+        end = len(data) - len(data) % RECORD_BYTES
+        # A log ends with thousands of records of zeros, which need no look at each.
+        whole = min(end, round_up(len(data.rstrip(b"\0")), RECORD_BYTES))
         view = memoryview(data)[:whole]
         sums = [digest(body, seed) for (body,) in _BODY.iter_unpack(view)]
         if whole and not bad and slot_pages == 1 and (puts := _puts_in(data[:whole], sums)) is not None:
@@ -108,7 +111,8 @@ def read_batches(
             records += len(rows)
             yield rows
         # Only the last read, at the end of the file, can end within a record.
-        torn_bytes += len(data) - whole if any(data[whole:]) else 0
+        torn_bytes += len(data) - end if any(data[end:]) else 0
+        bad += (end - whole) // RECORD_BYTES
     health.records, health.torn_bytes = records, torn_bytes
 
 
