@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
+from calls import calls_of
 from core_parts import DISK, Core, disk, make_core, objects
 
 from tierkv.manager.contract import HOST, RequestContext
@@ -227,3 +228,14 @@ def _damage(tier: LowerTier, deleted: Sequence[Key], suspect: Sequence[Key]) -> 
             tier.residency.schedule_delete(key)
     for key in suspect:
         tier.mark_absent(key, 0.0)
+
+
+def test_a_prefix_that_ends_costs_no_call_per_chunk() -> None:
+    """Most prompts continue a stored prefix, so the usual search ends at a chunk that is missing."""
+    counts = []
+    for chunks in (16, 64):
+        core = make_core(slots=128)
+        core.put(KEYS[:chunks])
+        counts.append(calls_of(core.manager.present_prefix, KEYS, 0, len(KEYS), RequestContext("asks")))
+        assert core.manager.present_prefix(KEYS, 0, len(KEYS), RequestContext("asks")) == chunks
+    assert counts[0] == counts[1]

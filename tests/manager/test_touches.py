@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from calls import CountedKey, lookups_of
+from calls import CountedKey, calls_of, lookups_of
 from core_parts import Core, disk, make_core
 
 from tierkv.manager import touches
@@ -149,3 +149,17 @@ def test_what_is_not_there_is_not_continued() -> None:
         core.begin()
     ranks = ranks_below(core, keys_of(0, 50))
     assert [rank > 0 for rank in ranks] == [True] * 20 + [False] * 30
+
+
+def calls_of_a_continuation(chunks: int) -> int:
+    """Calls of functions in the continuation of a prefix that the host tier and a lower tier have."""
+    core, prompt = make_core(tiers=[disk()]), keys_of(0, chunks)
+    core.put(prompt)
+    core.finish_all()
+    core.begin()
+    return calls_of(core.manager.continue_prefix, prompt, 4, RequestContext("a"))
+
+
+def test_a_continued_prefix_costs_no_call_per_chunk() -> None:
+    """Each request that stores behind its prompt continues it: a call per chunk was a tenth of a busy step."""
+    assert calls_of_a_continuation(48) - calls_of_a_continuation(16) <= 2

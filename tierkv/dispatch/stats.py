@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class TierStats:
 
     def as_dict(self) -> dict[str, int]:
         """Return a copy as a dictionary."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(zip(self.__slots__, _all_fields(self), strict=True))
 
     def count_op(self, keys: int) -> None:
         """Count an operation that has ended."""
@@ -76,6 +77,9 @@ class TierStats:
         self.refused += tally.refused
         if verb is Verb.READ:
             self.bytes_verified += tally.frame_bytes
+
+
+_all_fields = attrgetter(*TierStats.__slots__)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.stats import Tally
@@ -124,8 +123,10 @@ class TicketQueue:
         """Seconds for which the oldest ticket has waited; 0 if none waits."""
         oldest_s = now_s
         for waiting in self._in_order:
-            with suppress(IndexError):  # another thread has just taken the last one
-                oldest_s = min(oldest_s, waiting[0].submitted_s)
+            try:
+                oldest_s = min(oldest_s, waiting[0].submitted_s) if waiting else oldest_s
+            except IndexError:  # another thread has just taken the last one
+                continue
         return now_s - oldest_s
 
     def put(self, ticket: Ticket) -> bool:

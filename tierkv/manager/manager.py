@@ -124,10 +124,14 @@ class OffloadManager:
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
+    def allows_all(self, ctx: RequestContext) -> bool:
+        """Whether every readable chunk is a HIT for a request: no hint names tiers, and no chunk expires."""
+        return ctx.hints.load_tiers is None and not self.retention.has_lifetimes
+
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """Number of leading ``keys[start:stop]`` that are readable in the host tier and allowed by the hints."""
         count = len(self._host.slots.ready_prefix(tuple(keys[start:stop])))
-        if ctx is not None and (ctx.hints.load_tiers is not None or self.retention.has_lifetimes):
+        if ctx is not None and not self.allows_all(ctx):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start
@@ -136,7 +140,7 @@ class OffloadManager:
     def present_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext) -> int:
         """Number of leading ``keys[start:stop]`` that :meth:`lookup` answers with HIT or PENDING. Queues no probe."""
         first, size = start, PREFIX_BLOCK_KEYS
-        if ctx.hints.load_tiers is None and not self.retention.has_lifetimes:
+        if self.allows_all(ctx):
             first += len(self._host.slots.ready_prefix(tuple(keys[start:stop])))  # kept for a passage of them
         while first < stop:
             block = keys[first : min(first + size, stop)]
@@ -153,9 +157,7 @@ class OffloadManager:
         wanted = self.retention.unexpired_prefix(keys, self.step.now)
         table = self._host.slots
         slots = table.find_all(wanted)
-        below = [
-            i for i, slot in enumerate(slots) if slot is None or not (allowed is None or self._may_hit(slot, allowed))
-        ]
+        below = [i for i, at in enumerate(slots) if at is None or not (allowed is None or self._may_hit(at, allowed))]
         found = self._tier_io.prefix_below([wanted[i] for i in below], allowed, since=ctx.asked_s) if below else 0
         count = below[found] if found < len(below) else len(wanted)
         self.found_below += sum([slot is None or slot in table.filling for slot in slots[:count]])

@@ -130,7 +130,9 @@ class Touches:
         slots, rows = self._host.slots.find_all(keys), self._tiers.rows_of(keys)
         below = {position for _, _, positions in rows for position in positions}
         count = 0
-        while count < len(keys) and (slots[count] is not None or count in below):
+        for slot in slots:
+            if slot is None and count not in below:
+                break
             count += 1
         use.num_left = by.num_present = 0
         uses = 1

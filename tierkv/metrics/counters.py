@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tierkv.metrics.definitions import OF_EVERY_TIER, OF_LOWER_TIERS
 
@@ -75,7 +76,7 @@ class CoreCounters:
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """Return a copy as plain JSON values. Any thread: each field is copied at once."""
-        values = [(name, getattr(self, name)) for name in self.__slots__]
+        values = zip(self.__slots__, _all_fields(self), strict=True)
         return {name: dict(value) if type(value) is Counter else value for name, value in values}
 
     def exported(self, lower_tiers: Iterable[str]) -> dict[str, int | dict[str, int]]:
@@ -89,3 +90,6 @@ class CoreCounters:
         for name in OF_EVERY_TIER:
             values[name] = {HOST: 0} | zeros | values[name]  # type: ignore[operator]  # (the same)
         return values
+
+
+_all_fields = attrgetter(*CoreCounters.__slots__)

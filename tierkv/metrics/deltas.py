@@ -8,6 +8,7 @@ made here. The size of a message depends only on the number of tiers: a histogra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import lt, sub
 from typing import TypedDict
 
 from tierkv.metrics.gauges import gauges
@@ -108,9 +109,9 @@ def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, float
 
 
 def _row_grown(before: Sequence[float] | None, row: Sequence[float]) -> list[float]:
-    if before is None or any(now < then for now, then in zip(row[:-1], before, strict=False)):
+    if before is None or any(map(lt, row[:-1], before)):
         return list(row)
-    return [now - then for now, then in zip(row, before, strict=True)]
+    return list(map(sub, row, before))
 
 
 def observations(buckets: Sequence[float], row: Sequence[float]) -> Iterator[tuple[float, int]]:

@@ -21,16 +21,17 @@ class Gauge(NamedTuple):
     """Current value."""
 
 
-def gauges(stack: Watched) -> Iterator[Gauge]:
-    """Yield the health, the content and the load of each tier, and the speeds that are known."""
-    yield from _state_gauges(stack)
-    yield from _content_gauges(stack)
+def gauges(stack: Watched) -> list[Gauge]:
+    """Health, content and load of each tier, and the speeds that are known."""
+    found = [*_state_gauges(stack), *_content_gauges(stack)]
     for tier, speeds in stack.tiers.speeds().items():
         for metric, field in ((names.READ_LATENCY, "latency_s"), (names.READ_SPEED, "bytes_per_s")):
             if field in speeds:
-                yield Gauge(metric, (tier,), speeds[field])
-    if stack.metrics.prefill_tokens_per_s is not None:
-        yield Gauge(names.PREFILL_SPEED, (), stack.metrics.prefill_tokens_per_s)
+                found.append(Gauge(metric, (tier,), speeds[field]))
+    prefill_speed = stack.metrics.prefill_tokens_per_s
+    if prefill_speed is not None:
+        found.append(Gauge(names.PREFILL_SPEED, (), prefill_speed))
+    return found
 
 
 def _state_gauges(stack: Watched) -> Iterator[Gauge]:

@@ -49,6 +49,7 @@ BEHIND_MAX = USES - 1
 _OWNER_BITS = 32
 _LINK_BITS = 32
 _LINK_MAX = (1 << _LINK_BITS) - 1
+_LINK_FIRST = NO_LINK + 1  # link to handle 0
 _DEPTH_MAX = (1 << _OWNER_BITS) - 1
 
 
@@ -158,12 +159,17 @@ class PrefixOrder:
 
     def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
         """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
-        known, chunks_before, link = self._ranks, self._before, self._link_to(before)
+        known, chunks_before, behind, uses = self._ranks, self._before, self._behind, self._uses
+        link = self._link_to(before)
         for rank, handle in zip(ranks, handles, strict=True):
             known[handle] = rank
-            if chunks_before[handle] != link:
-                self._follow(handle, link)
-            link = self._link_to(handle)
+            if chunks_before[handle] != link:  # as _follow(), without a call for a new chunk
+                if chunks_before[handle] > NO_LINK:
+                    self._follow(handle, NO_LINK)
+                chunks_before[handle] = link
+                if before != NO_CHUNK and behind[before] < BEHIND_MAX:
+                    behind[before] += 1
+            before, link = handle, uses[handle] << _LINK_BITS | handle + _LINK_FIRST
         owner = ranks[-1] >> _OWNER_BITS
         deepest = self._chunk_at(self._deepest.pop(owner, NO_LINK))
         is_deeper = deepest != NO_CHUNK and _depth(known[deepest]) > _depth(ranks[-1])
@@ -173,12 +179,12 @@ class PrefixOrder:
 
     def _link_to(self, handle: int) -> int:
         """Link to the chunk that has this handle now."""
-        return NO_LINK if handle == NO_CHUNK else self._uses[handle] << _LINK_BITS | handle + 1
+        return NO_LINK if handle == NO_CHUNK else self._uses[handle] << _LINK_BITS | handle + _LINK_FIRST
 
     def _chunk_at(self, link: int) -> int:
         """Handle of the chunk of a link, unless it left the tier."""
-        handle = (link & _LINK_MAX) - 1
-        return handle if link and self._uses[handle] == link >> _LINK_BITS else NO_CHUNK
+        handle = (link & _LINK_MAX) - _LINK_FIRST
+        return handle if link > NO_LINK and self._uses[handle] == link >> _LINK_BITS else NO_CHUNK
 
     def _follow(self, handle: int, link: int) -> None:
         """Change the chunk before another in the prefix."""

@@ -56,12 +56,13 @@ class RunningRequests:
         Returns:
             True: leave the request out of the step. False: nothing was counted, and the request belongs in the step.
         """
-        record = self._records.get(request_id)
-        if record is None or num_computed_tokens + num_scheduled_tokens >= record.quiet_tokens:
+        records, tokens = self._records, num_computed_tokens + num_scheduled_tokens
+        if request_id not in records:  # "in" is no call, and get() is one per request
             return False
-        if record.resets != self.resets:
+        record = records[request_id]
+        if tokens >= record.quiet_tokens or record.resets != self.resets:
             return False
-        record.computed_tokens = num_computed_tokens + num_scheduled_tokens
+        record.computed_tokens = tokens
         record.unconfirmed_tokens = num_scheduled_tokens
         self._advanced = True
         return True

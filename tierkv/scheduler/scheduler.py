@@ -179,9 +179,9 @@ class OffloadScheduler:
         self._counters.lookups += 1
         if record.state is RequestState.RUNNING:
             self._start_over(record)  # allocated and never scheduled, or preempted without a call
-        if not record.has_jobs:
+        if not (has_jobs := record.has_jobs):
             self._ahead.asked(record)
-        if record.has_jobs or not record.extend_keys(self._geometry, KEYS_MADE_MAX):
+        if has_jobs or not record.extend_keys(self._geometry, KEYS_MADE_MAX):
             self._counters.deferrals += 1
             self._accounting.note_deferred(record.stats, self._lookups.now_s)
             return None, False

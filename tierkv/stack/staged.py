@@ -110,7 +110,6 @@ class StagedStack:
         self._flags = flags
         self._seals = seals
         self._hints = hints
-        self._clock = clock
         self._begin_step = core.begin_step
         self._groups = {number.to_bytes(GROUP_BYTES, "big"): i for i, number in enumerate(group_ids)}
         self._sources: dict[str, dict[Key, str]] = {}  # per request: the tiers of its last load's chunks from below
@@ -190,12 +189,11 @@ class StagedStack:
         core.end_step(decodes=not changed)
 
     def _group_of(self, key: Key) -> int:
-        group = self._groups.get(key[-GROUP_BYTES:])
-        if group is None or len(key) == GROUP_BYTES:
-            raise EngineProtocolError(
-                f"chunk {key.hex()} has an empty hash, or belongs to no group of this engine", key=key
-            )
-        return group
+        groups, suffix = self._groups, key[-GROUP_BYTES:]
+        if suffix not in groups or key in groups:  # the latter: nothing is before the number of the group
+            why = "has an empty hash, or belongs to no group of this engine"
+            raise EngineProtocolError(f"chunk {key.hex()} {why}", key=key)
+        return groups[suffix]
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +207,7 @@ class StagedStack:
         ordered = tuple(keys)
         grant = self._manager.prepare_load(ordered, self._lookups.request_context(request_id))
         self._lookups.close_lookup(request_id)
-        groups = tuple(map(self._group_of, ordered))
+        groups = tuple([self._groups[key[-GROUP_BYTES:]] for key in ordered])
         self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
@@ -225,7 +223,7 @@ class StagedStack:
 
     def load_source(self, request_id: str, key: Key) -> str:
         """Return the name of the tier that served a chunk of the request's last load."""
-        return self._sources.get(request_id, {}).get(key, HOST)
+        return self._sources[request_id].get(key, HOST) if request_id in self._sources else HOST
 
     def complete_load(self, request_id: str, keys: Collection[Key]) -> bool:
         """End the request's load after all workers did; whether all completed it. Ignores one from before a reset."""
@@ -248,14 +246,14 @@ class StagedStack:
             The store, perhaps without chunks; None: there is no room now.
         """
         ctx = self._lookups.request_context(request_id)
-        hints = ctx.hints
-        tokens_max = hints.max_offload_tokens
-        wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
-        if not wanted:
+        most = ctx.hints.max_offload_tokens
+        offered = [chunk for chunk in chunks if most is None or chunk[1] <= most] if ctx.hints.stores else []
+        if not offered:
             return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
-        group_of, end_of = {key: self._group_of(key) for key in wanted}, dict(chunks)
-        offered = [(key, end_of[key]) for key in wanted]
+        group_of = {key: self._group_of(key) for key, _ in offered}
         self._core.update_time()
+        if not self._core.rests.left:
+            self._take_ended_stores()
         number = self._flags.allocate(is_store=True)
         if number == NO_FLAG:
             self._counters.stores_refused += 1
@@ -265,12 +263,11 @@ class StagedStack:
         while grant is None and len(offered) > 2 * least and taken > least:
             taken = max(taken // 2, least)
             grant = self._manager.prepare_store(offered[:taken], ctx)
-        if grant is not None:
-            self._counters.chunks_not_stored += len(offered) - taken
         if grant is None or not grant.keys:
             self._flags.release(number)
         if grant is None:
             return None
+        self._counters.chunks_not_stored += len(offered) - taken
         job = StagedTransfer(number, grant.keys, tuple([group_of[key] for key in grant.keys]), grant.slots)
         if grant.keys:
             self._seals.open_slots(grant.slots)
@@ -280,21 +277,25 @@ class StagedStack:
     def complete_store(self, keys: Iterable[Key], *, success: bool = True) -> None:
         """End the jobs that stored these chunks, after all workers did.
 
-        Chunks that fail verification are dropped and counted. Stores from before a reset are ignored.
+        The next step or store takes them in, all together. Then chunks that fail verification are dropped and counted.
+        Stores from before a reset are ignored.
         """
-        if self._jobs.note_ended(keys, success=success) and not self._core.rests.left:
-            self._core.update_time()
-            self._take_ended_stores()
-            self._core.submit_ops()
+        self._jobs.note_ended(keys, success=success)
 
     def _take_ended_stores(self) -> None:
         """Make the chunks of ended stores readable."""
         lead = self.geometry.lookup_order[0]
+        good: list[SlotRef] = []  # taken in together: a batch of many costs about as much as one job
         for job, success in self._jobs.take_ended():
             failed = self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys)
-            self._manager.complete_store(job.slots, failed)
             lost = sum(group == lead and key in failed for key, group, _ in _chunks(job)) if failed else 0
+            if failed:
+                self._manager.complete_store(job.slots, failed)
+            else:
+                good += job.slots
             self._counters.tokens_stored += (job.groups.count(lead) - lost) * self.geometry.groups[lead].chunk_tokens
+        if good:
+            self._manager.complete_store(good)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Mark chunks as recently used in the host tier's policy."""

@@ -315,22 +315,22 @@ class KeyTable:
         """Numbers of many keys; new ones for those that have none. ``keys`` may contain duplicates."""
         given = self._free.take(len(keys))
         self._grow(1 + max(given, default=-1))
-        shards, pages, index, numbers, used = self._shards, self._keys.pages, self.index, [], 0
+        shards, pages, index, numbers, used = self._shards, self._keys.pages, self.index, list[int](), 0
         for key in keys:
             number = given[used]
             place = number << TABLE_BITS | index
             shard = shards[key[SHARD_BYTE]]
-            first = shard.setdefault(key, place)
-            if first != place:
+            if key in shard:  # neither this nor += is a call
+                first = shard[key]
                 known = first >> TABLE_BITS if first & TABLE_MASK == index else self._follow(first)
                 if known is not None:
-                    numbers.append(known)
+                    numbers += (known,)
                     continue
-                shard[key] = place
                 self._lead_to(number, first)
+            shard[key] = place
             pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
             used += 1
-            numbers.append(number)
+            numbers += (number,)
         if used < len(given):
             self._free.give_back(given[used:])
         return numbers

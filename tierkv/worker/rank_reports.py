@@ -68,6 +68,11 @@ class RankReports:
         Raises:
             EngineProtocolError: a report names an unknown rank, or no rank although there are several workers.
         """
+        if self._geometry.num_workers == 1:  # nothing to merge: it has sealed its chunks itself
+            for rank in {rank for by_rank in output.parts.values() for rank in by_rank} if output.parts else ():
+                self._check_rank(rank)
+            ended = {job_id: 1 for job_id in output.finished if self._open.pop(job_id, None) is not None}
+            return WorkerOutput(ended, output.failed_keys)
         finished: dict[int, int] = {}
         failed = dict(output.failed_keys)
         for job_id, count in output.finished.items():
@@ -101,16 +106,14 @@ class RankReports:
         )
 
     def _reported(self, output: WorkerOutput, job_id: int, count: int) -> Mapping[int, tuple[bytes, ...]]:
-        """Return the checksums of a job by reporting rank. A single worker reports no ranks."""
+        """Return the checksums of a job by reporting rank."""
         by_rank = output.parts.get(job_id)
-        if by_rank is not None:
-            return by_rank
-        if self._geometry.num_workers > 1:
+        if by_rank is None:
             raise EngineProtocolError(
                 f"{count} reports of job {job_id} name no worker: pass the output of Worker.get_finished, or the "
                 "aggregate of several outputs"
             )
-        return {0: ()}
+        return by_rank
 
     def _new_parts(self, entry: _OpenJob, by_rank: Mapping[int, tuple[bytes, ...]]) -> dict[int, tuple[bytes, ...]]:
         for rank in by_rank:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from calls import calls_of
 from core_blocks import blocks
-from core_parts import Core, make_core
+from core_parts import Core, disk, make_core
 from core_truth import BedRequest
 
 from tierkv.scheduler.limits import SchedulerLimits
@@ -262,3 +263,53 @@ def test_a_flush_takes_in_everything() -> None:
     core.report(job.job_id)
     core.scheduler.end_stores()
     assert core.ready() == set(core.truth.keys(request))
+
+
+def ended_stores(count: int, core: Core | None = None) -> tuple[Core, list[TransferJob]]:
+    """Core with stores of two chunks each that have ended and are not taken in."""
+    core = make_core(tiers=[disk()]) if core is None else core
+    jobs = []
+    for number in range(count):
+        request = core.arrive(range(100 * number, 100 * number + 8), f"request {number}")
+        ids = [[1 + 2 * number, 2 + 2 * number]]
+        jobs += core.schedule(request, computed=0, scheduled=8, ids=ids).stores
+    core.scheduler.update_connector_output(WorkerOutput({job.job_id: 1 for job in jobs}), holds_stores=True)
+    return core, jobs
+
+
+def test_stores_that_end_together_are_taken_in_together() -> None:
+    """Requests that decode side by side end their stores in one step; a batch costs less than its jobs one by one."""
+    counts = []
+    for stores in (1, 8):
+        core, jobs = ended_stores(stores)
+        counts.append(calls_of(core.scheduler.end_stores))
+        assert core.ready() == {key for job in jobs for key in job.keys}
+        assert not core.scheduler.has_transfers
+    assert counts[1] < 4 * counts[0]
+
+
+def test_a_failed_chunk_takes_no_other_store_with_it() -> None:
+    """The stores of a step are taken in together; the failure of one is its own."""
+    core, jobs = ended_stores(2)
+    third = core.arrive(range(500, 508), "third")
+    (failing,) = core.schedule(third, computed=0, scheduled=8, ids=[[11, 12]]).stores
+    failed = {failing.job_id: frozenset(failing.keys[1:])}
+    core.scheduler.update_connector_output(WorkerOutput({failing.job_id: 1}, failed), holds_stores=True)
+    core.scheduler.end_stores()
+    assert core.ready() == {key for job in jobs for key in job.keys} | {failing.keys[0]}
+    assert core.counters.stores_failed == 1
+    core.scheduler.validate()
+
+
+def test_a_budget_ends_a_batch_in_the_middle_of_a_store() -> None:
+    """A later step takes in the rest, and each store ends once."""
+    core, jobs = ended_stores(4, make_core(step_keys=8, tiers=[disk()]))
+    steps = 0
+    while core.scheduler._completions.has_stores:
+        core.begin()
+        core.manager.take_ops()
+        core.scheduler.validate()
+        steps += 1
+    assert steps > 1
+    assert core.ready() == {key for job in jobs for key in job.keys}
+    assert not core.scheduler.has_transfers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from calls import calls_of
 from core_parts import TierSpec, disk, make_core, objects
 from group_parts import full, window
 from hypothesis import given
@@ -561,3 +562,47 @@ def test_misses_are_cheap_to_ask_for() -> None:
     assert it.look("a", prefix(1)[0], 0) is MISS
     it.end()
     assert it.held == 0
+
+
+CALLS_PER_HIT = 14
+"""Calls of functions, Python and C, for one chunk that is readable: an engine asks about every chunk of a prompt."""
+
+
+def calls_of_a_prompt(chunks: int) -> tuple[int, int]:
+    """Calls of functions in the questions about a readable prompt, and in the preparation of its load."""
+    it, keys = bed(slots=64), prefix(chunks)
+    it.core.put(keys)
+    it.add("a")
+    it.begin(1.0)
+    asking = calls_of(it.ask, "a", keys)
+    ctx = it.lookups.request_context("a")
+    return asking, calls_of(it.core.manager.prepare_load, keys, ctx)
+
+
+def test_a_readable_chunk_costs_few_calls() -> None:
+    """Promise 5. vLLM's own tiering makes about as many; each call beyond that slows every step with a prompt down."""
+    (short, first), (long, second) = calls_of_a_prompt(16), calls_of_a_prompt(48)
+    assert long - short <= 32 * CALLS_PER_HIT
+    assert first == second, "held chunks become a load without a call per chunk"
+
+
+def test_a_load_of_what_was_answered_keeps_its_chunks() -> None:
+    """The holds of the questions become those of the load, however its keys are ordered, and end with it once."""
+    it, keys = bed(), prefix(6)
+    it.core.put(keys)
+    it.add("a")
+    assert it.ask("a", keys) == 6
+    manager = it.core.manager
+    grant = manager.prepare_load(keys[::-1], it.lookups.request_context("a"))
+    it.lookups.close_lookup("a")
+    it.end()
+    slots = it.core.host.slots
+    assert [slots.key(ref.slot) for ref in grant.slots] == list(keys[::-1])
+    assert [slots.pins[ref.slot] for ref in grant.slots] == [1] * 6
+    manager.passages.validate()
+    press(it)
+    assert it.core.ready() >= set(keys), "pinned by the load"
+    manager.complete_load(grant.slots)
+    assert [slots.pins[ref.slot] for ref in grant.slots] == [0] * 6
+    assert manager.passages.account.total == 0
+    manager.passages.validate()

@@ -151,6 +151,10 @@ class Containment:
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - nothing of tierkv may end the engine
-            self._count(error)
-            self._refusals.log(error)
+            self.note(error)
             return otherwise
+
+    def note(self, error: Exception) -> None:
+        """Count and log an error of a call that changes nothing."""
+        self._count(error)
+        self._refusals.log(error)

@@ -98,6 +98,20 @@ class HostTier:
                 listed.evictable -= 1
             pins[slot] = count + 1
 
+    def pin_readable(self, key: Key) -> int | None:
+        """Pin the chunk of a key if it is READY. Returns its slot; None: there is no such chunk."""
+        table = self.slots
+        shard = table.shards[key[SHARD_BYTE]]
+        if key not in shard or table.states[slot := shard[key]] != _READY:
+            return None
+        if slot in table.demoting:
+            self.cancel_demotions((slot,))
+        count = table.pins[slot]
+        if not count:
+            self.listed.evictable -= 1
+        table.pins[slot] = count + 1
+        return slot
+
     def unpin(self, slots: Iterable[int]) -> None:
         """Undo one pin of each slot, in this order (tail first, S54).
 

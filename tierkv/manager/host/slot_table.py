@@ -171,18 +171,11 @@ class SlotTable:
         shards, filling = self.shards, self.filling
         try:
             slots = [shards[key[SHARD_BYTE]][key] for key in keys]
-        except KeyError:
-            pass
-        else:
-            if not filling or filling.isdisjoint(slots):
-                return slots
-        slots = []
-        for key in keys:
-            slot = shards[key[SHARD_BYTE]].get(key)
-            if slot is None or slot in filling:
-                break
-            slots.append(slot)
-        return slots
+        except KeyError as missing:  # names the first one
+            slots = [shards[key[SHARD_BYTE]][key] for key in keys[: keys.index(missing.args[0])]]
+        if not filling or filling.isdisjoint(slots):
+            return slots
+        return slots[: next(number for number, slot in enumerate(slots) if slot in filling)]
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

@@ -42,12 +42,12 @@ class Retention:
     @property
     def any(self) -> bool:
         """Whether any chunk has a TTL or is one-shot."""
-        return bool(self.lifetimes or self._ended or self._one_shots)
+        return self.has_lifetimes or bool(self._one_shots)
 
     @property
     def has_lifetimes(self) -> bool:
         """Whether any chunk has a TTL. None has one in most stacks, so callers check it before they ask per chunk."""
-        return bool(self.lifetimes or self._ended)
+        return self.has_ever_expiring and bool(self.lifetimes or self._ended)
 
     @property
     def num_ended(self) -> int:

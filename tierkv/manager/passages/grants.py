@@ -75,16 +75,24 @@ class SlotGrants:
             passage.position += 1
         return refused
 
+    def hold_ready(self, passage: Passage, room: int) -> bool:
+        """Hold the wanted chunks of a passage without any slot, if all are readable. Returns whether it does."""
+        count = len(passage.keys)
+        if count > room:
+            return False
+        slots = self._host.slots.ready_prefix(passage.keys)
+        if len(slots) < count:
+            return False
+        self._host.pin(slots)
+        passage.grant_all(slots)
+        self._account.granted(count, copies=passage.copies)
+        return True
+
     def _hold_present(self, passage: Passage, room: int) -> bool:
         """Hold wanted chunks that are in the host tier, before an eviction for the same request can drop them (G3)."""
         keys, host = passage.keys, self._host
-        if not passage.num_granted and not passage.looked and len(keys) <= room:  # the hot path: all may be here
-            slots = host.slots.ready_prefix(keys)
-            if len(slots) == len(keys):
-                host.pin(slots)
-                passage.grant_all(slots)
-                self._account.granted(len(slots), copies=passage.copies)
-                return False
+        if not (passage.num_granted or passage.looked) and self.hold_ready(passage, room):  # the hot path
+            return False
         share = self._share
         end = min(len(keys), passage.looked + max(1, share.left) * KEYS_PER_LOOK)
         share.take((end - passage.looked) // KEYS_PER_LOOK)

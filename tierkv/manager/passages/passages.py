@@ -163,7 +163,10 @@ class Passages:
             self._last_order += 1
             passage = Passage(owner, self._last_order, keys, self._host, self._step, hints, asked_s)
             self._by_owner[owner] = passage
-            self._queue(passage).update(passage)
+            if self._held_queue.head is None and self._grants.hold_ready(passage, self.account.hold_room()):
+                self._holders.append((passage.order, owner))  # the youngest one; none of its chunks had to wait
+                return passage
+            self._held_queue.update(passage)
         elif passage.failed or passage.keys != keys:
             if passage.failed:  # a tier lacks a chunk that it had reported: only later answers count
                 passage.asked_s, passage.trusts = asked_s, False
@@ -271,6 +274,8 @@ class Passages:
             (slots, sources), unreserved = handed, 0
             self.account.granted(-len(slots), copies=passage.copies)
             passage.want((), {})
+        elif passage is None and self.pins.are(owner, keys):
+            slots, sources, unreserved = self.pins.hand_over(owner, keys), [HOST] * len(keys), 0
         else:
             held = {key: (slot, HOST) for key, slot in self.pins.of(owner).items()}
             held |= {} if passage is None else passage.granted()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
-from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.passages.releases import SlotReleases
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
@@ -42,17 +41,16 @@ class Pins:
         Returns:
             Whether the owner holds it now.
         """
-        pins = self._by_owner.get(owner)
-        if pins is not None and key in pins:
+        by_owner = self._by_owner
+        if owner in by_owner and key in by_owner[owner]:
             return True
-        slot = self._host.slots.find(key) if self._account.hold_room() > 0 else None
-        if slot is None or self._host.slots.state(slot) is not ChunkState.READY:
+        slot = self._host.pin_readable(key) if self._account.hold_room() > 0 else None
+        if slot is None:
             return False
-        self._host.pin((slot,))
         self._account.held += 1
-        if pins is None:
-            pins = self._by_owner[owner] = {}
-        pins[key] = slot
+        if owner not in by_owner:
+            by_owner[owner] = {}
+        by_owner[owner][key] = slot
         return True
 
     def remove(self, owner: str, keep: Container[Key] = ()) -> None:
@@ -64,6 +62,17 @@ class Pins:
         self._releases.release([pins.pop(key) for key in gone], SlotUse.HELD)
         if not pins:
             del self._by_owner[owner]
+
+    def are(self, owner: str, keys: Sequence[Key]) -> bool:
+        """Whether the owner has pins on these chunks, and on no others."""
+        pins = self._by_owner.get(owner)
+        return pins is not None and len(keys) == len(pins) and pins.keys() == set(keys)
+
+    def hand_over(self, owner: str, keys: Sequence[Key]) -> list[int]:
+        """End all pins of the owner, which are on ``keys``, without a release. Returns their slots: they stay held."""
+        pins = self._by_owner.pop(owner)
+        self._account.held -= len(pins)
+        return [pins[key] for key in keys]
 
     def of(self, owner: str) -> Mapping[Key, int]:
         """Slot of each of the owner's pins."""

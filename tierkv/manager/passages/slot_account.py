@@ -53,7 +53,9 @@ class SlotAccount:
     def hold_room(self) -> int:
         """Slots that held passages may take now."""
         used = self.gathered + self.copying
-        return self.chunks_max - self.held - max(used, self.copy_chunks_min if self.num_copied else 0)
+        if self.num_copied and used < self.copy_chunks_min:
+            used = self.copy_chunks_min
+        return self.chunks_max - self.held - used
 
     def copy_room(self, *, holds: bool) -> int:
         """Slots that the next segments may take now. holds: whether other passages are held."""

@@ -15,7 +15,10 @@ from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.engine import LoadReport
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import VOID_SLOT, TransferJob, WorkerOutput, chunk_blocks
+from tierkv.types.keys import Key
+from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob, WorkerOutput, chunk_blocks
+
+_NO_KEYS: frozenset[Key] = frozenset()
 
 
 @dataclass(slots=True)
@@ -78,8 +81,10 @@ class CompletionHandler:
         self._jobs.check_reports(output.finished)
         finished: set[str] = set()
         invalid: set[int] = set()
+        failed_keys = output.failed_keys
         for job_id, count in output.finished.items():
-            status = self._jobs.report_job(job_id, count, output.failed_keys.get(job_id, frozenset()))
+            failed = failed_keys.get(job_id, _NO_KEYS)
+            status = self._jobs.report_job(job_id, count, failed)
             if status is None:
                 continue
             if status.job.is_store:
@@ -99,20 +104,32 @@ class CompletionHandler:
     def end_stores(self, *, whole: bool = False) -> None:
         """Take in chunks of ended stores, the oldest job first, within the share of this step.
 
+        Those without a failure are taken in together, because a batch of many costs about as much as one job.
+
         whole: all of them, for a flush, which is not part of a step.
         """
+        good: list[SlotRef] = []
+        ended: list[JobStatus] = []
         while self._stored:
             store = self._stored[0]
             status = store.status
             count = store.slots_left if whole else self._share.take(store.slots_left)
             if not count:
-                return
-            first, store.slots_left = store.slots_left - count, store.slots_left - count
+                break
             # From the tail, because what becomes readable first is evicted first (S54).
-            self._manager.complete_store(status.job.slots[first : first + count], frozenset(status.failed))
+            first, store.slots_left = store.slots_left - count, store.slots_left - count
+            slots = status.job.slots[first : first + count]
+            if status.failed:
+                self._manager.complete_store(slots, frozenset(status.failed))
+            else:
+                good += slots
             if store.slots_left:
-                return
+                break
             self._stored.popleft()
+            ended.append(status)
+        if good:
+            self._manager.complete_store(good)
+        for status in ended:
             self._jobs.remove(status.job.job_id)
             if not status.stale:
                 self._accounting.note_stored(status.job, status.failed)

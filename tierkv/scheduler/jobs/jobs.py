@@ -73,9 +73,9 @@ class JobTable:
         Raises:
             EngineProtocolError: more reports than workers (S84).
         """
+        live = self._live
         for job_id, count in counts.items():
-            status = self._live.get(job_id)
-            if status is not None and count > status.workers_left:
+            if job_id in live and count > live[job_id].workers_left:
                 raise EngineProtocolError(
                     f"job {job_id} was reported by more workers than there are ({self._num_workers})"
                 )
@@ -86,8 +86,10 @@ class JobTable:
         Returns:
             Its status, if every worker has reported it now.
         """
-        status = self._live.get(job_id)
-        if status is None or count <= 0 or not status.workers_left:
+        if job_id not in self._live or count <= 0:
+            return None
+        status = self._live[job_id]
+        if not status.workers_left:
             return None
         status.workers_left -= count
         status.failed |= failed
@@ -127,7 +129,7 @@ class Fences:
     """
 
     def __init__(self) -> None:
-        self._jobs_by_block: dict[int, set[int]] = {}
+        self._jobs_by_block: dict[int, frozenset[int]] = {}
         self._blocks_by_job: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
@@ -144,8 +146,9 @@ class Fences:
         fenced = set(job.block_ids if block_ids is None else block_ids)
         if fenced:
             self._blocks_by_job.setdefault(job.job_id, set()).update(fenced)
+            by_block, this = self._jobs_by_block, frozenset((job.job_id,))
             for block_id in fenced:
-                self._jobs_by_block.setdefault(block_id, set()).add(job.job_id)
+                by_block[block_id] = by_block[block_id] | this if block_id in by_block else this
 
     def covers_job(self, job: TransferJob) -> bool:
         """Whether every block of the job is fenced."""
@@ -157,17 +160,17 @@ class Fences:
         if self._jobs_by_block:
             for block_id in block_ids:
                 if block_id != NULL_BLOCK_ID:
-                    jobs |= self._jobs_by_block.get(block_id, set())
+                    jobs |= self._jobs_by_block.get(block_id, frozenset())
         return jobs
 
     def lift_fences(self, job_id: int) -> None:
         """Remove the fences of a job that has ended. Absent and repeated blocks are allowed (D2)."""
+        by_block, this = self._jobs_by_block, frozenset((job_id,))
         for block_id in self._blocks_by_job.pop(job_id, ()):
-            jobs = self._jobs_by_block.get(block_id)
-            if jobs is not None:
-                jobs.discard(job_id)
-                if not jobs:
-                    del self._jobs_by_block[block_id]
+            if block_id in by_block:
+                by_block[block_id] = by_block[block_id] - this
+                if not by_block[block_id]:
+                    del by_block[block_id]
 
     def validate(self) -> None:
         """Check that both maps agree (I3: a fenced block has a job).

@@ -53,18 +53,20 @@ class EngineCache:
         left, latest = keys_max, self._latest
         while self.waiting and left > 0:
             number, keys, is_added = self.waiting[0]
-            part = keys[self._position : self._position + left]
+            part = keys[self._position : self._position + left] if self._position or len(keys) > left else keys
             if is_added:
                 latest.update(zip(part, repeat(number)))
             else:
                 for key in part:
                     if key in latest and latest[key] == number:
                         del latest[key]
-            left -= len(part)
-            self._position += len(part)
-            if self._position == len(keys):
+            count = len(part)
+            left -= count
+            if part is keys or self._position + count == len(keys):
                 self.waiting.popleft()
                 self._position = 0
+            else:
+                self._position += count
         return keys_max - left
 
     def prefix(self, keys: Sequence[Key]) -> int:

@@ -94,8 +94,8 @@ def find_hit(
             a known bound.
         resident_prefix: shortcut for chunks known to be readable.
     """
-    end = min(tokens_max, *(len(group.keys) * group.chunk_tokens for group in groups))
-    end_min = computed_tokens + max(group.chunk_tokens for group in groups)
+    end = min(tokens_max, *[len(group.keys) * group.chunk_tokens for group in groups])
+    end_min = computed_tokens + max([group.chunk_tokens for group in groups])
     if end < end_min:
         return NO_HIT
     walks = [_walk(group, computed_tokens, lookup, resident_prefix) for group in groups]

@@ -278,14 +278,16 @@ def scope_of(request: Request) -> bytes:
 
 def _mapping(params: object) -> Mapping[str, Any]:
     """The user's parameters; empty if they are no mapping (the hint reader warns about that)."""
-    return params if isinstance(params, Mapping) else {}
+    return {} if params is None or not isinstance(params, Mapping) else params
 
 
 def _search_groups(groups: Sequence[GroupRecord], geometry: Geometry) -> tuple[SearchGroup, ...]:
     """Groups for the search, in lookup order. They share the growing key lists with the records."""
     return tuple(
-        SearchGroup(
-            groups[i].chunk_tokens, groups[i].keys, geometry.groups[i].window_chunks, geometry.groups[i].end_slack
-        )
-        for i in geometry.lookup_order
+        [
+            SearchGroup(
+                groups[i].chunk_tokens, groups[i].keys, geometry.groups[i].window_chunks, geometry.groups[i].end_slack
+            )
+            for i in geometry.lookup_order
+        ]
     )

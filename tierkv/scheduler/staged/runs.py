@@ -25,19 +25,16 @@ class Run:
         self._deferred = False
         self._unknown = 0  # number of wanted chunks whose presence is unknown
 
-    def note_question(self, key: Key, end_token: int) -> None:
-        """Note the question, and the direction in which the engine goes."""
+    def note_question(self, key: Key, end_token: int, chunks_max: int) -> bool:
+        """Note the question, and the direction in which the engine goes. Returns whether the chunk may be wanted.
+
+        No more than ``chunks_max`` may be. Backwards, a chunk whose presence is unknown does not count. A state can be
+        far from the end, and tiers must be asked about all of its possible places at once.
+        """
         self.asked.add(key)
         self.backwards = end_token < self.last_end
         self.last_end = end_token
-
-    def is_full(self, chunks_max: int) -> bool:
-        """Whether no further chunk may be wanted.
-
-        Backwards, a chunk whose presence is unknown does not count. A state can be far from the end, and tiers must be
-        asked about all of its possible places at once.
-        """
-        return len(self.wanted) - (self._unknown if self.backwards else 0) >= chunks_max
+        return len(self.wanted) - (self._unknown if self.backwards else 0) < chunks_max
 
     def note_answer(self, key: Key, end_token: int, answer: LookupResult) -> None:
         """Note the answer to the latest question."""

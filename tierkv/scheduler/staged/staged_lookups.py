@@ -215,27 +215,25 @@ class StagedLookups:
                 being stored. RETRY: a tier was asked. MISS: in no tier, beyond what one request can have gathered, not
                 ready in time, or behind a chunk that the engine waits for anyway.
         """
-        request = self._requests.get(request_id)
-        if request is None:
+        if request_id not in self._requests:
             self.add_request(RequestContext(request_id))
-            request = self._requests[request_id]
+        request = self._requests[request_id]
         if request.last_step != self._step:
             self._begin_questions(request, key)
         if request.waits:
             return LookupResult.PENDING if key == request.reserved[0] else _MISS
-        run = request.runs.get(group)
-        if run is None or key in run.asked:
-            run = request.runs[group] = Run(end_token)
-        run.note_question(key, end_token)
-        if run.is_full(self._budgets[group]):
+        runs, answers = request.runs, request.answers
+        if group not in runs or key in runs[group].asked:
+            runs[group] = Run(end_token)
+        run = runs[group]
+        if not run.note_question(key, end_token, self._budgets[group]):
             return _MISS
         if request.load_tokens_max is not None and self._is_beyond(request.load_tokens_max, run, group, end_token):
             return _MISS
-        answer = request.answers.get(key)
-        if answer is None:
-            answer = request.answers[key] = self._answer(request, key)
-        run.note_answer(key, end_token, answer)
-        return answer
+        if key not in answers:
+            answers[key] = self._answer(request, key)
+        run.note_answer(key, end_token, answers[key])
+        return answers[key]
 
     def _begin_questions(self, request: StagedRequest, first: Key) -> None:
         """Begin the questions about a request in this step. first: the chunk that is asked about first."""
@@ -259,6 +257,7 @@ class StagedLookups:
         request.waits = self._answers_shortly and request.still_waits(first)
         if request.waits:
             return
+        request.allows_all = request.late_s is None and self._manager.allows_all(request.ctx)
         ready = set() if request.passage is None else request.passage.granted_ready()
         request.held = request.pins | ready
 
@@ -282,15 +281,18 @@ class StagedLookups:
         if key in request.held:
             return _HIT
         manager, ctx = self._manager, request.ctx
+        pins = manager.passages.pins
+        if request.allows_all and pins.add(ctx.request_id, key):  # usual
+            request.pins.add(key)
+            return _HIT
         if request.late_s is not None:  # only readable chunks count, and no tier is asked
             result = _HIT if manager.resident_prefix((key,), 0, 1, ctx) else _MISS
         else:
             result = manager.lookup(key, ctx)
         if result is not _HIT:
             return result
-        if manager.passages.pins.add(ctx.request_id, key):
+        if pins.add(ctx.request_id, key):
             request.pins.add(key)
-            request.held.add(key)
             return _HIT
         manager.passages.note_shortage()
         # The chunk is in a lower tier, or all slots that may be held are held for other requests.

@@ -25,14 +25,15 @@ class StagedRequest:
         passage: holds further chunks for it.
         held: readable chunks of both.
         reserved: chunks that the passage was last asked for.
+        allows_all: whether every readable chunk is a HIT in this step.
         waits: whether the questions of this step are answered by the first of them alone.
         answers: answers of this step, except for ``held`` chunks.
         runs: by group.
     """
 
     __slots__ = (
-        "answers", "asked_tier_s", "ctx", "deferred_since_s", "held", "last_asked_s", "last_step", "late_s",
-        "load_tokens_max", "passage", "pins", "reserved", "runs", "tier_s", "waits",
+        "allows_all", "answers", "asked_tier_s", "ctx", "deferred_since_s", "held", "last_asked_s", "last_step",
+        "late_s", "load_tokens_max", "passage", "pins", "reserved", "runs", "tier_s", "waits",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
@@ -48,6 +49,7 @@ class StagedRequest:
         self.passage: Passage | None = None
         self.held: set[Key] = set()
         self.reserved: tuple[Key, ...] = ()
+        self.allows_all = False
         self.waits = False
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, Run] = {}

@@ -11,7 +11,7 @@ the forward pass, then the results are collected.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never, cast
 
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -74,13 +74,16 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         super().__init__(vllm_config, role, kv_cache_config)
         _apply_settings(vllm_config)
         spec = engine_spec(vllm_config, kv_cache_config)
-        self._scheduler: ContainedScheduler | None = None
-        self._worker: ContainedWorker | None = None
+        self.scheduler: ContainedScheduler = cast("ContainedScheduler", _Absent("a worker", "the scheduler's"))
+        """The scheduler's side; absent from a worker's object."""
+        self.worker: ContainedWorker = cast("ContainedWorker", _Absent("the scheduler", "a worker's"))
+        """The worker's side; absent from the scheduler's object."""
+        self._is_scheduler = role is KVConnectorRole.SCHEDULER
         self._started_step: KVConnectorMetadata | None = None
         self._invalid_block_ids: set[int] = set()
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         config = options.stack
-        if role is KVConnectorRole.SCHEDULER:
+        if self._is_scheduler:
             check_hashes(vllm_config)
             registry = load_plugins()
             check_strict(options.strict)
@@ -90,42 +93,16 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             resolved = resolve(config, registry)
             stack = open_stack(config, spec, plugins=registry)
             self._sources = _sources(resolved)
-            self._scheduler = ContainedScheduler(
+            self.scheduler = ContainedScheduler(
                 ConnectorScheduler(stack, options.reset_scope), contains=contains_errors()
             )
-            self._empty_step = StepMeta(NO_INSTRUCTIONS.meta, last_steps=self._scheduler.run_last_steps)
+            self._empty_step = StepMeta(NO_INSTRUCTIONS.meta, last_steps=self.scheduler.run_last_steps)
             self._stats = StatsFeed(stack)
             self._events = KVEvents(stack.geometry, kv_cache_config, localities(resolved))
         else:
             divided = None if config.chunk.parts is None else spec.groups
             inner = ConnectorWorker(kv_cache_config, get_tensor_model_parallel_rank(), divided)
-            self._worker = ContainedWorker(inner, contains=contains_errors())
-
-    @property
-    def scheduler(self) -> ContainedScheduler:
-        """The scheduler's side.
-
-        Raises:
-            EngineProtocolError: this object is a worker's.
-        """
-        if self._scheduler is None:
-            raise EngineProtocolError(
-                "this TierKVConnector was created for a worker, and was called as the scheduler's"
-            )
-        return self._scheduler
-
-    @property
-    def worker(self) -> ContainedWorker:
-        """The worker's side.
-
-        Raises:
-            EngineProtocolError: this object is the scheduler's.
-        """
-        if self._worker is None:
-            raise EngineProtocolError(
-                "this TierKVConnector was created for the scheduler, and was called as a worker's"
-            )
-        return self._worker
+            self.worker = ContainedWorker(inner, contains=contains_errors())
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -139,10 +116,8 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def shutdown(self) -> None:
         """End transfers in flight, flush, and close."""
-        if self._worker is not None:
-            self._worker.shutdown()
-        if self._scheduler is not None:
-            self._scheduler.shutdown()
+        side = self.scheduler if self._is_scheduler else self.worker
+        side.shutdown()
 
     # -- worker --------------------------------------------------------------------------------------------------------
 
@@ -269,9 +244,9 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return the statistics since the previous step. None on a worker, which reports to the scheduler's side."""
-        scheduler = self._scheduler
-        if scheduler is None:
+        if not self._is_scheduler:
             return None
+        scheduler = self.scheduler
         return scheduler.errors.observe(lambda: self._stats.connector_stats(idle=scheduler.is_idle), None)
 
     @classmethod
@@ -289,6 +264,21 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     ) -> KVConnectorPromMetrics:
         """Build the exporter in the front end."""
         return build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+class _Absent:
+    """Side that a connector does not have: any use of it is an error of the engine.
+
+    Args:
+        created_for: owner of the connector.
+        called_as: the side.
+    """
+
+    def __init__(self, created_for: str, called_as: str) -> None:
+        self._why = f"this TierKVConnector was created for {created_for}, and was called as {called_as}"
+
+    def __getattr__(self, name: str) -> Never:
+        raise EngineProtocolError(self._why)
 
 
 def _sources(stack: ResolvedStack) -> dict[str, CacheHitSource]:

@@ -161,8 +161,8 @@ class ContainedScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request and no transfer in flight."""
-        return self.errors.is_stopped or self.errors.observe(lambda: self.inner.is_idle, otherwise=True)
+        """Whether there is no request and no transfer in flight. To be called inside ``errors.observe``."""
+        return self.errors.is_stopped or self.inner.is_idle
 
     def run_last_steps(self, worker: ProcessWorker) -> None:
         """End the remaining transfers with the only worker, which is in this process and gets no further steps."""

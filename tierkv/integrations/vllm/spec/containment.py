@@ -58,11 +58,19 @@ class ContainedManager(OffloadingManager):  # type: ignore[misc]  # vLLM has no 
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """End a request."""
-        self.errors.run(lambda: self.inner.on_request_finished(req_context), None)
+        if not self.errors.is_stopped:
+            try:
+                self.inner.on_request_finished(req_context)
+            except Exception as error:  # noqa: BLE001 - (the same)
+                self.errors.stop(error)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """End the scheduling of a step."""
-        self.errors.run(lambda: self.inner.on_schedule_end(context), None)
+        if not self.errors.is_stopped:
+            try:
+                self.inner.on_schedule_end(context)
+            except Exception as error:  # noqa: BLE001 - (the same)
+                self.errors.stop(error)
 
     def has_pending_work(self) -> bool:
         """Whether vLLM must run steps without requests."""
@@ -82,9 +90,11 @@ class ContainedManager(OffloadingManager):  # type: ignore[misc]  # vLLM has no 
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Source tier of a chunk of the request's load, by vLLM's name."""
-        return self.errors.observe(
-            lambda: self.inner.get_load_source(key, req_context), CacheHitSource.EXTERNAL_UNSPECIFIED
-        )
+        try:
+            return self.inner.get_load_source(key, req_context)
+        except Exception as error:  # noqa: BLE001 - (the same)
+            self.errors.note(error)
+            return CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> TierKVTransfer:
         """Prepare the load of chunks that were HITs; a lost load if that fails, or after a stop."""
@@ -99,9 +109,15 @@ class ContainedManager(OffloadingManager):  # type: ignore[misc]  # vLLM has no 
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Complete a load that all workers have ended; drop a request whose load failed."""
-        if not self.errors.run(lambda: self.inner.complete_load(keys, req_context), otherwise=True):
-            failed = LoadFailedError("a worker could not load chunks; its log has the cause")
-            self.errors.drop(req_context.req_id, failed)
+        if not self.errors.is_stopped:
+            try:
+                is_complete = self.inner.complete_load(keys, req_context)
+            except Exception as error:  # noqa: BLE001 - (the same)
+                self.errors.stop(error)
+                return
+            if not is_complete:
+                failed = LoadFailedError("a worker could not load chunks; its log has the cause")
+                self.errors.drop(req_context.req_id, failed)
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
@@ -121,7 +137,11 @@ class ContainedManager(OffloadingManager):  # type: ignore[misc]  # vLLM has no 
         success: bool = True,  # noqa: FBT001, FBT002 - vLLM's signature
     ) -> None:
         """Complete a store that all workers have ended."""
-        self.errors.run(lambda: self.inner.complete_store(keys, req_context, success), None)
+        if not self.errors.is_stopped:
+            try:
+                self.inner.complete_store(keys, req_context, success)
+            except Exception as error:  # noqa: BLE001 - (the same)
+                self.errors.stop(error)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Note a use of chunks for the eviction policy."""

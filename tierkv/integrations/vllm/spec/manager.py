@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
@@ -143,7 +143,7 @@ class TierKVManager:
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Source tier of a chunk of the request's load, by vLLM's name."""
-        tier = self.stack.load_source(req_context.req_id, cast("Key", key))
+        tier = self.stack.load_source(req_context.req_id, key)
         if tier == HOST:
             return CacheHitSource.HOST
         is_local = self._localities.get(tier) == Locality.LOCAL.value
@@ -232,4 +232,4 @@ class TierKVManager:
 
 
 def _keys(keys: Iterable[Any]) -> list[Key]:
-    return cast("list[Key]", list(keys))
+    return list(keys)
