@@ -42,6 +42,18 @@ def test_a_directory_of_other_files_is_refused_with_the_reasons(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_path_is_that_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell's paths are relative to its folder, and a backend may want an absolute one. A new place says that."""
+    monkeypatch.chdir(tmp_path)
+    for backend in ("disk", "lmdb", "fsspec"):
+        (place,) = find_places("kv", load_plugins(), backend=backend)
+        assert str(tmp_path / "kv") in {getattr(place.options, "path", ""), getattr(place.options, "url", "")}
+    for backend in ("disk", "lmdb"):
+        (place,) = find_places("kv", load_plugins(), backend=backend)
+        with pytest.raises(TierKVError, match="nothing was stored there yet"):
+            list(place.list_namespaces())
+
+
 def test_a_stack_file_names_its_lower_tiers(tmp_path: Path) -> None:
     """The file that an engine starts from is what an operator has at hand."""
     stack = stack_file(tmp_path, disk_tier(tmp_path / "disk"), object_tier(tmp_path / "objects"))

@@ -148,11 +148,11 @@ def _option_names(plugin: BackendPlugin) -> set[str]:
 
 def _try_place(target: str, plugin: BackendPlugin, origin: Origin) -> Place | str:
     """Return the place with these options, or the reason why there is none."""
-    names = {name: target for name in LOCATIONS if name in _option_names(plugin)}
+    # A shell's paths are relative to its folder, while a backend may want an absolute one, as in a stack file.
+    given = target if "://" in target else str(Path(target).expanduser().absolute())
+    names = {name: given for name in LOCATIONS if name in _option_names(plugin)}
     if not names:
         return "it has neither `path` nor `url`"
-    if "url" in names and "://" not in target:
-        names["url"] = str(Path(target).expanduser().absolute())
     options, problems = make_options(plugin, names, "target")
     if problems:
         return "; ".join(str(problem) for problem in problems)

@@ -32,6 +32,8 @@ def stored_namespaces(options: DiskOptions) -> Iterator[StoredNamespace | TierKV
     """
     path = _path(options)
     try:
+        if not path.exists():
+            raise BackendError(f"{path} does not exist: nothing was stored there yet")
         if not (path / layout.MARKER_NAME).exists():
             raise BackendError(f"{path} is not the directory of a disk tier: it has no {layout.MARKER_NAME}")
         layout.check_directory(path)

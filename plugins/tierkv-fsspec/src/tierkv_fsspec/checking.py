@@ -58,8 +58,11 @@ def _check(options: FsspecOptions, *, writes: bool) -> Iterator[CheckResult]:
         yield CheckResult("credentials", credentials.found, credentials.detail, "" if credentials.found else CHAINS)
         if not credentials.found:
             return
-    yield from _check_access(choice, location, writes=writes)
-    if writes and location.protocol == "s3":
+    is_open = True
+    for result in _check_access(choice, location, writes=writes):
+        is_open &= result.ok
+        yield result
+    if is_open and writes and location.protocol == "s3":
         yield check_lifecycle(location, options)
 
 

@@ -49,7 +49,7 @@ _ERRORS: dict[FailureKind, type[BackendError]] = {
 FIXES = {
     FailureKind.ABSENT: "correct the path that the message names",
     FailureKind.NO_BUCKET: "create the bucket, or correct the tier's url",
-    FailureKind.REFUSED: "give these credentials the right to read, write and delete there, or use others",
+    FailureKind.REFUSED: "give these credentials the right to list, read, write and delete there, or use others",
     FailureKind.NO_CREDENTIALS: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
     FailureKind.WRONG_CREDENTIALS: (
         "correct or renew them where they come from: the environment, a profile, or for sftp the key file that "

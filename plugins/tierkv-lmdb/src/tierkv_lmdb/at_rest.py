@@ -37,6 +37,8 @@ def stored_namespaces(options: LmdbOptions | LmdbReaderOptions) -> Iterator[Stor
     """
     root = options.root
     try:
+        if not root.exists():
+            raise BackendError(f"{root} does not exist: nothing was stored there yet")
         trouble = f"it has no {MARKER}" if not (root / MARKER).exists() else foreign_content(root)
         if trouble:
             raise BackendError(f"{root} is not the directory of an LMDB tier: {trouble}")
