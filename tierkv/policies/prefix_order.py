@@ -276,8 +276,8 @@ class PrefixOrder:
 
     def is_cut(self, *ranks: int) -> bool:
         """Whether one of the chunks of these ranks would continue a prefix whose end was evicted or refused."""
-        cuts = self._cuts
-        return bool(cuts) and any(rank and rank > cuts.get(rank >> _OWNER_BITS, rank) for rank in ranks)
+        deepest = {rank >> _OWNER_BITS: rank for rank in sorted(ranks)} if self._cuts else {}  # of each request
+        return bool(deepest) and any(rank > self._cuts.get(owner, rank) for owner, rank in deepest.items())
 
     def refuse(self, rank: int) -> bool:
         """Refuse a chunk, and those behind it, if it continues a prefix. Returns whether it does."""

@@ -1,0 +1,34 @@
+"""Calls that a chunk costs in the order of insertion: each is entered once per tier, on the engine's thread."""
+
+from __future__ import annotations
+
+from calls import calls_of
+
+from tierkv.policies.lru import LruPolicy
+from tierkv.policies.prefix_order import PrefixOrder, ranks_of
+from tierkv.types.keys import make_key
+
+CHUNKS = 256
+KEYS = [make_key(b"%016d" % number, 0) for number in range(CHUNKS)]
+RANKS = ranks_of("a", range(1, CHUNKS + 1))
+
+
+def test_a_new_chunk_is_entered_with_few_calls() -> None:
+    """It leaves no other chunk that it was linked to: six calls for that took a tenth of a store's time."""
+    order = PrefixOrder(LruPolicy(2 * CHUNKS))
+    order.add([CHUNKS], KEYS[:1], ranks_of("b", [1]))  # columns grow once
+    assert calls_of(order.add, range(CHUNKS), KEYS, RANKS) <= 2 * CHUNKS + 50
+    assert order.ranks_at(range(CHUNKS)) == RANKS
+
+
+def test_one_question_for_a_batch_takes_few_calls() -> None:
+    """Whether chunks would continue a prefix that lost its end is asked for every batch that is written."""
+    order = PrefixOrder(LruPolicy(CHUNKS))
+    order.add(range(4), KEYS[:4], RANKS[:4])
+    order.evict(1, bytes(CHUNKS))
+    assert order.is_cut(*RANKS)
+    assert not order.is_cut(*ranks_of("b", range(1, CHUNKS + 1)))
+    assert order.is_cut(*ranks_of("b", range(1, CHUNKS + 1)), *RANKS, 0)
+    assert not order.is_cut(0)
+    assert not order.is_cut()
+    assert calls_of(order.is_cut, *ranks_of("b", range(1, CHUNKS + 1))) <= 10
