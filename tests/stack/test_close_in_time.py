@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from stack_bed import Faults
 
 import tierkv
 from tierkv.dispatch.runtime import Runtime
-from tierkv.memory.arena import Bytes
 from tierkv.stack.core import CLOSE_GRACE_S
 from tierkv.stack.stack import Stack
 from tierkv.testing.faults import hang_until
 from tierkv.testing.manual_clock import ManualClock
+from tierkv.types.transfers import ChunksInBlocks
 from tierkv.worker.pages import HostPages
 
 TIMEOUT_S, PATIENCE_S = 7.0, 60.0
@@ -82,13 +82,13 @@ def test_a_close_with_a_hung_copy_ends_within_its_time(
     runtime = Runtime(clock=clock, engine_sleep=clock.sleep)
     config, spec = worker_ranks.config_of(tiers=[disk]), worker_ranks.spec_of(num_workers)
     stack = tierkv.open_stack(config, spec, runtime=runtime)
-    gather = HostPages.gather_in_pieces
+    has_blocks = HostPages.has_blocks
 
-    def hang(*arguments: Any) -> Iterator[Bytes]:
+    def hang(pages: HostPages, job: ChunksInBlocks) -> bool:
         assert released.wait(PATIENCE_S)
-        return gather(*arguments)
+        return has_blocks(pages, job)
 
-    monkeypatch.setattr(HostPages, "gather_in_pieces", hang)
+    monkeypatch.setattr(HostPages, "has_blocks", hang)
     driver = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker) for worker in stack.workers])
     driver.begin_store(driver.request(range(64)), [1, 2, 3, 4])
     began_s = clock.now_s

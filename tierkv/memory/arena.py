@@ -96,6 +96,18 @@ class HostArena:
             raise ValueError("the arena is closed")
         return self._bytes[start + HEADER_BYTES : start + self.slot_bytes]
 
+    def payloads(self, first: int, count: int) -> Bytes:
+        """Return ``count`` slots from ``first`` on without their header pages, one a row, as :meth:`payload` does.
+
+        Raises:
+            IndexError: there is no such slot.
+            ValueError: the arena is closed.
+        """
+        start, end = self._start(first), self._start(first + count - 1) + self.slot_bytes
+        if self._bytes is None:
+            raise ValueError("the arena is closed")
+        return self._bytes[start:end].reshape(count, self.slot_bytes)[:, HEADER_BYTES:]
+
     def populate(self, start: int, length: int) -> None:
         """Provide pages for ``length`` bytes from ``start``, in multiples of a page. The content does not change.
 

@@ -1,4 +1,4 @@
-"""Copies on the host's cores: a job is a loop over its chunks on a copy thread."""
+"""Copies on the host's cores: a job is a loop over its chunks, or runs of them, on a copy thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import Future, wait
 
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
+from tierkv.worker.chunk_runs import chunk_runs
 from tierkv.worker.pages import HostPages
 from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import CopyResult, Submit, Wait, failed_result, log_failure
@@ -37,6 +38,9 @@ class HostCopies:
         self._submit = submit
         self._clock = clock
         self._wait_for = wait_for
+        groups = rank_slice.geometry.groups
+        self._chunk_bytes = [pages.part_bytes(group.index) for group in groups]
+        self._takes_runs = all(group.parts == 1 for group in groups) and not rank_slice.takes_turns
 
     def start(self, job: TransferJob) -> HostTransfer:
         """Submit a job to a copy thread. Does not wait."""
@@ -52,10 +56,51 @@ class HostCopies:
         failed: set[Key] = set()
         checksums: list[bytes] = []
         parts = chunk_blocks(job, self._rank_slice.geometry.blocks_per_chunk)
+        has_all_blocks = self._pages.has_blocks(job)
+        if has_all_blocks and self._takes_runs:
+            factor = self._rank_slice.geometry.blocks_per_chunk
+            for places, is_run in chunk_runs(job, parts, factor, self._chunk_bytes):
+                if is_run and self._copy_run(job, places, parts[places.start][1][0]):
+                    checksums += (b"",) * (len(places) if job.is_store else 0)
+                else:
+                    self._copy_each(job, places, parts, failed, checksums, checks_ids=False)
+        else:
+            every = range(len(job.keys))
+            self._copy_each(job, every, parts, failed, checksums, checks_ids=not has_all_blocks)
+        return CopyResult(frozenset(failed), tuple(checksums), self._clock() - began_s)
+
+    def _copy_run(self, job: TransferJob, run: range, first_block: int) -> bool:
+        """Copy chunks of a run together. Returns False if one of them fails: then each is to be copied alone."""
+        group, rank_slice = job.chunk_groups[run.start], self._rank_slice
+        try:
+            rows = rank_slice.rows(job.slots[run.start].slot, job.slots[run.stop - 1].slot, group)
+            if job.is_store:
+                self._pages.gather_run(group, first_block, rows)
+                for i, row in zip(run, rows[:, : self._chunk_bytes[group]], strict=True):
+                    rank_slice.finish_store(job.keys[i], job.slots[i].slot, group, (row,))
+            else:
+                for i in run:
+                    rank_slice.check_load(job.keys[i], job.slots[i].slot, group)
+                self._pages.scatter_run(group, first_block, rows)
+        except Exception:  # noqa: BLE001 - whatever it is, it concerns some chunk alone (promise 3)
+            return False
+        return True
+
+    def _copy_each(  # noqa: PLR0913 - what _run has prepared
+        self,
+        job: TransferJob,
+        places: range,
+        parts: Sequence[tuple[int, tuple[int, ...]]],
+        failed: set[Key],
+        checksums: list[bytes],
+        *,
+        checks_ids: bool,
+    ) -> None:
+        """Copy the chunks at these places of a job one by one."""
         copy = self._store if job.is_store else self._load
         takes_turns = job.is_store and self._rank_slice.takes_turns
-        has_all_blocks = self._pages.has_blocks(job)
-        for key, ref, group, (skip, block_ids) in zip(job.keys, job.slots, job.chunk_groups, parts, strict=True):
+        for i in places:
+            key, ref, group, (skip, block_ids) = job.keys[i], job.slots[i], job.chunk_groups[i], parts[i]
             digest = b""
             if takes_turns and not self._rank_slice.stores(ref.slot, group):
                 checksums.append(digest)
@@ -64,7 +109,7 @@ class HostCopies:
                 failed.add(key)
                 continue
             try:
-                if not has_all_blocks:
+                if checks_ids:
                     self._pages.check_ids(group, block_ids)
                 digest = copy(key, ref.slot, group, skip, block_ids)
             except Exception as error:  # noqa: BLE001 - any error concerns this chunk alone (promise 3)
@@ -72,7 +117,6 @@ class HostCopies:
                 failed.add(key)
             if job.is_store:
                 checksums.append(digest)
-        return CopyResult(frozenset(failed), tuple(checksums), self._clock() - began_s)
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         pieces = self._pages.gather_in_pieces(group, skip, block_ids, self._rank_slice.part(slot, group))

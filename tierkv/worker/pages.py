@@ -111,6 +111,25 @@ class HostPages:
             rows = part[start:end].reshape(self._blocks_per_chunk, *pages.shape[1:])
             pages[ids] = rows[skip : skip + len(ids)]
 
+    def gather_run(self, group: int, first_block: int, rows: Bytes) -> None:
+        """Copy whole chunks, whose blocks follow one another from ``first_block`` on, into their parts, one a row."""
+        for blocks, start, end in self._run_of(group, first_block, len(rows)):
+            rows[:, start:end] = blocks
+
+    def scatter_run(self, group: int, first_block: int, rows: Bytes) -> None:
+        """Copy the parts of whole chunks, one a row, to blocks that follow one another from ``first_block`` on."""
+        for blocks, start, end in self._run_of(group, first_block, len(rows)):
+            blocks[:] = rows[:, start:end]
+
+    def _run_of(self, group: int, first_block: int, chunks: int) -> Iterator[tuple[Bytes, int, int]]:
+        stop = first_block + chunks * self._blocks_per_chunk
+        for pages, start, end in self._ranges[group]:
+            yield pages[first_block:stop].reshape(chunks, end - start), start, end
+
+    def part_bytes(self, group: int) -> int:
+        """Bytes of the pages of a chunk, from the front of its part."""
+        return self._ranges[group][-1][2]
+
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
         """Check that block ids exist.
 

@@ -78,6 +78,11 @@ class RankSlice:
         """Return this worker's parts of a slot that holds a chunk of ``group``: a writable array of one dimension."""
         return self.arena.payload(slot)[self._ranges[group]]
 
+    def rows(self, first: int, last: int, group: int) -> Bytes:
+        """Return this worker's parts of the slots from ``first`` to ``last``, up or down, one a row."""
+        rows = self.arena.payloads(min(first, last), abs(last - first) + 1)[:, self._ranges[group]]
+        return rows if first <= last else rows[::-1]
+
     def stores(self, slot: int, group: int) -> bool:
         """Whether this worker stores a chunk of ``group`` to a slot. Otherwise one with equal pages does."""
         return (self.rank - slot) % self.geometry.groups[group].copies == 0
