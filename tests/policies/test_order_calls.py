@@ -14,7 +14,7 @@ RANKS = ranks_of("a", range(1, CHUNKS + 1))
 
 
 def test_a_new_chunk_is_entered_with_few_calls() -> None:
-    """It leaves no other chunk that it was linked to: six calls for that took a tenth of a store's time."""
+    """It is behind no other chunk so far: six calls for that took a tenth of a store's time."""
     order = PrefixOrder(LruPolicy(2 * CHUNKS))
     order.add([CHUNKS], KEYS[:1], ranks_of("b", [1]))  # columns grow once
     assert calls_of(order.add, range(CHUNKS), KEYS, RANKS) <= 2 * CHUNKS + 50

@@ -249,7 +249,7 @@ class OffloadManager:
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
-    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
+    def prepare_store(self, keys: Iterable[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
         """Admit those of ``keys`` (key, end token), without repeated ones, that the host tier lacks and admits.
 
         Returns None if there is no room for all of them: then nothing has changed (S18).

@@ -45,6 +45,9 @@ class SchedulerLimits:
     """Seconds without progress of a tier after which a lookup that waits for it is answered."""
     store_chunks_per_step_max: int = 256
     """Chunks of one request offered for storing in one step, beyond those that the step completes."""
+    job_bytes_max: int = 8 << 20
+    """Bytes that one store job copies at most, if they are more than one chunk: some milliseconds. Lower tiers get them
+    while the rest of a request is copied. An engine without requests waits for the copies of as many in one step."""
     prompt_only: bool = False
     """Store no chunk with a generated token."""
     reads_ahead: bool = True

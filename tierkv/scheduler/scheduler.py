@@ -319,7 +319,7 @@ class OffloadScheduler:
         if self._loads.has_streams:
             self._loads.make_due_jobs(is_last=is_last)
         if is_last:
-            self._to_flush |= self._jobs.oldest_ids(self._geometry.payload_bytes_max)  # perhaps no step follows (S81)
+            self._to_flush |= self._jobs.oldest_ids(self._stores.job_chunks_max)  # perhaps no step follows (S81)
         if not (self._to_flush or self._loads.has_new_jobs or self._stores.new_jobs):
             return _NO_INSTRUCTIONS
         meta = ConnectorMeta(self._loads.take_jobs(), self._stores.take_jobs(), frozenset(self._to_flush))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tierkv.errors import ConfigError
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
+
+_T = TypeVar("_T")
 
 
 def cdiv(dividend: int, divisor: int) -> int:
     """Ceiling division."""
     return -(-dividend // divisor)
+
+
+def batches(items: Sequence[_T], size_max: int) -> list[Sequence[_T]]:
+    """As few batches as possible, of nearly one length: a rest of one chunk would cost what a whole batch costs."""
+    size = cdiv(len(items), cdiv(len(items), size_max)) if items else 1
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 @dataclass(frozen=True, slots=True)

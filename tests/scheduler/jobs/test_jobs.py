@@ -65,10 +65,10 @@ def test_s81_all_requests_finished() -> None:
     assert core.scheduler.build_connector_meta(StepOutput()).jobs_to_flush == {store.job_id, load.job_id}
 
 
-def test_s81_many_copies_are_flushed_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s81_many_copies_are_flushed_over_several_steps() -> None:
     """S81: the engine waits for some milliseconds in each step, where it waited for 700 in one."""
-    core = make_core()
-    monkeypatch.setattr("tierkv.scheduler.jobs.jobs.IDLE_FLUSH_BYTES", 3 * core.geometry.payload_bytes_max)
+    chunk_bytes = make_core().geometry.payload_bytes_max
+    core = make_core(limits=SchedulerLimits(job_bytes_max=3 * chunk_bytes))
     jobs = [stored(core, request_id=name, first_block=block) for name, block in (("a", 1), ("b", 3), ("c", 5))]
     assert [len(job.keys) for job in jobs] == [2, 2, 2]
     for name in ("a", "b", "c"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from core_blocks import blocks
-from core_parts import Core, make_core
+from core_parts import Core, disk, make_core
 from group_parts import window
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.store.candidates import Candidate, candidates, source_blocks
 from tierkv.types.engine import ScheduledRequest, StepOutput
 from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Verb
 
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
@@ -110,8 +113,9 @@ def test_s70_null_blocks_before_the_first_real_one() -> None:
     """S70: F=3, [0 0 6], a window of one block: the chunk is offered with its one block, and the index points at it."""
     core = make_core(groups=[window(4)], factor=3)
     record = record_of(core, [0, 0, 6], tokens=12)
-    (candidate,) = candidates(record, core.geometry, 12, 99)
-    (sources,) = source_blocks(record, core.geometry, [candidate])
+    found = candidates(record, core.geometry, 12, 99)
+    assert len(found) == 1
+    (sources,) = source_blocks(record, core.geometry, found)
     assert (sources.block_ids, sources.group_sizes, sources.block_indices) == ((6,), (1,), (2,))
 
 
@@ -372,6 +376,58 @@ def test_s77_a_long_prompt_that_ends_at_once() -> None:
     assert core.counters.chunks_not_stored == 20 - 3 * (1 + FINAL_PASSES_MAX)
 
 
+def core_of_short_jobs(chunks: int, **parts: object) -> Core:
+    """Core whose jobs copy a few chunks each."""
+    job_bytes = chunks * make_core().geometry.payload_bytes_max
+    return make_core(limits=SchedulerLimits(job_bytes_max=job_bytes), **parts)  # type: ignore[arg-type]
+
+
+def test_a_tier_gets_the_front_of_a_prompt_while_its_rest_is_copied() -> None:
+    """A disk writes as fast as chunks are copied: it must not wait for the last copy of a long prompt."""
+    core = core_of_short_jobs(3, tiers=[disk()])
+    request = core.arrive(4 * 12)
+    first, *others = core.schedule(request, computed=0, scheduled=48, ids=[range(1, 13)]).stores
+    core.report(first.job_id)
+    (write,) = core.manager.take_ops()
+    keys = core.truth.keys(request)
+    assert (write.verb, set(write.keys)) == (Verb.WRITE, set(keys[:3]))
+    core.report(*[job.job_id for job in others])
+    assert {key for op in core.manager.take_ops() for key in op.keys} == set(keys[3:])
+    assert core.ready() == set(keys)
+
+
+@pytest.mark.parametrize(("chunks", "lengths"), [(9, [3, 3, 3]), (10, [3, 3, 3, 1]), (3, [3]), (4, [2, 2])])
+def test_jobs_of_a_prompt_have_nearly_one_length(chunks: int, lengths: list[int]) -> None:
+    """The jobs of a prompt copy its chunks in order, each from its blocks, in batches as equal as those of a tier."""
+    core = core_of_short_jobs(3)
+    request = core.arrive(4 * chunks)
+    jobs = core.schedule(request, computed=0, scheduled=4 * chunks, ids=[range(1, chunks + 1)]).stores
+    assert [len(job.keys) for job in jobs] == lengths
+    assert [key for job in jobs for key in job.keys] == core.truth.keys(request)
+    assert [block for job in jobs for block in job.block_ids] == list(range(1, chunks + 1))
+    assert [job.block_indices for job in jobs] == [(sum(lengths[:i]),) for i in range(len(lengths))]
+
+
+def test_jobs_of_several_groups_end_in_one_of_them_or_go_on_with_the_next() -> None:
+    """A job may hold the end of one group's chunks and the front of the next one's."""
+    core = core_of_short_jobs(3, block_tokens=(4, 4), hash_block_tokens=4)
+    request = core.arrive(16)
+    jobs = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4], [5, 6, 7, 8]]).stores
+    assert [job.chunk_groups for job in jobs] == [(0, 0, 0), (0, 1, 1), (1, 1)]
+    assert [job.block_ids for job in jobs] == [(1, 2, 3), (4, 5, 6), (7, 8)]
+    assert [job.group_sizes for job in jobs] == [(3, 0), (1, 2), (0, 2)]
+    assert [job.block_indices for job in jobs] == [(0, 0), (3, 0), (0, 2)]
+    core.report(*[job.job_id for job in jobs])
+    assert core.ready() == {key for group in (0, 1) for key in core.truth.keys(request, group)}
+
+
+def test_a_long_chunk_is_a_job_of_its_own() -> None:
+    """A chunk longer than a job's bound is stored all the same."""
+    core = make_core(limits=SchedulerLimits(job_bytes_max=1))
+    jobs = core.schedule(core.arrive(8), computed=0, scheduled=8, ids=[[1, 2]]).stores
+    assert [len(job.keys) for job in jobs] == [1, 1]
+
+
 @pytest.mark.parametrize("plan", ["immediate", "eager"])
 def test_what_a_step_completes_is_stored_however_much_it_is(plan: StorePlanName) -> None:
     """A long prompt is computed in few large steps: a bound below one step's chunks would lose its end silently."""
@@ -441,12 +497,13 @@ class NoisyGrant:
     """Wrapper of a manager that refuses every second request for room."""
 
     def __init__(self, core: Core) -> None:
-        self.offered: list[list[bytes]] = []
+        self.offered: list[list[Key]] = []
         self._prepare = core.manager.prepare_store
 
-    def __call__(self, keys: list[tuple[bytes, int]], ctx: RequestContext) -> StoreGrant | None:
-        self.offered.append([key for key, _ in keys])
-        return None if len(self.offered) % 2 else self._prepare(keys, ctx)  # type: ignore[arg-type]  # keys are Keys
+    def __call__(self, keys: Iterable[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
+        pairs = list(keys)
+        self.offered.append([key for key, _ in pairs])
+        return None if len(self.offered) % 2 else self._prepare(pairs, ctx)
 
 
 def test_s71_refusals_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

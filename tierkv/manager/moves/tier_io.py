@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import TypeVar
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
@@ -27,7 +26,7 @@ from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
-from tierkv.types.geometry import cdiv
+from tierkv.types.geometry import batches, cdiv
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -44,8 +43,6 @@ WAITING_WRITES_MAX = 64
 
 TIERS_PER_FIND = 16
 """Rows of a chunk in other tiers that are passed over at the cost of one key operation."""
-
-_T = TypeVar("_T")
 
 
 class TierIO:
@@ -308,7 +305,7 @@ class TierIO:
         """Reads and probes that are due in a tier."""
         limits, slots = tier.limits, self._promotions.pop(tier.index, [])
         keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(slots)), self._op_keys_max)
-        reads = _batches(slots, keys_max)
+        reads = batches(slots, keys_max)
         ops = [self.in_flight.issue(tier, Verb.READ, limits.read_deadline_s, slots=batch) for batch in reads]
         for probe in tier.probes.take(self._share.left) if tier.probes else ():
             self._counters.probes[tier.name] += self._share.take(len(probe))
@@ -326,10 +323,10 @@ class TierIO:
             deletions = tier.residency.take_deletions(self._step.now, min(self._deleted.left, room))
             self._deleted.take(len(deletions))
             keys_max = min(tier.capabilities.preferred_batch, self._op_keys_max)
-            ops += [issue(tier, Verb.DELETE, deadline_s, keys=tuple(keys)) for keys in _batches(deletions, keys_max)]
+            ops += [issue(tier, Verb.DELETE, deadline_s, keys=tuple(keys)) for keys in batches(deletions, keys_max)]
         if writes:
             keys_max = min(tier.capabilities.keys_per_write(self._frame_bytes), self._op_keys_max)
-            ops += [issue(tier, Verb.WRITE, deadline_s, slots=batch) for batch in _batches(writes, keys_max)]
+            ops += [issue(tier, Verb.WRITE, deadline_s, slots=batch) for batch in batches(writes, keys_max)]
         return ops
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -346,9 +343,3 @@ class TierIO:
     def flush(self) -> None:
         """Queue every chunk for the write-back tiers now; :attr:`has_pending_changes` reports when all is written."""
         self._demotions.flush()
-
-
-def _batches(items: Sequence[_T], size_max: int) -> list[Sequence[_T]]:
-    """As few batches as possible, of nearly one length: a rest of one chunk would cost what a whole batch costs."""
-    size = cdiv(len(items), cdiv(len(items), size_max)) if items else 1
-    return [items[i : i + size] for i in range(0, len(items), size)]

@@ -11,9 +11,6 @@ from tierkv.types.engine import NULL_BLOCK_ID
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST, TransferJob
 
-IDLE_FLUSH_BYTES = 32 << 20
-"""Bytes whose copies an engine without requests waits for in one step: some milliseconds."""
-
 
 @dataclass(slots=True)
 class JobStatus:
@@ -99,16 +96,15 @@ class JobTable:
         """Ids of all jobs in flight."""
         return frozenset(self._live)
 
-    def oldest_ids(self, chunk_bytes_max: int) -> frozenset[int]:
-        """Ids of the jobs to flush in a step that may be the last one: the oldest, up to ``IDLE_FLUSH_BYTES``.
+    def oldest_ids(self, chunks_max: int) -> frozenset[int]:
+        """Ids of the jobs to flush in a step that may be the last one: the oldest, up to ``chunks_max`` chunks.
 
         At least one, if any is in flight. The engine waits for their copies, and steps on while jobs are left.
         """
         ids: list[int] = []
-        chunks_left = IDLE_FLUSH_BYTES // chunk_bytes_max
         for job_id, status in self._live.items():
-            chunks_left -= len(status.job.keys)
-            if ids and chunks_left < 0:
+            chunks_max -= len(status.job.keys)
+            if ids and chunks_max < 0:
                 break
             ids.append(job_id)
         return frozenset(ids)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice, repeat
-from operator import attrgetter
+from itertools import chain, islice
 from typing import NamedTuple
 
 from tierkv.scheduler.requests.record import GroupRecord, RequestRecord
@@ -16,7 +14,7 @@ from tierkv.types.keys import Key
 
 
 class Candidate(NamedTuple):
-    """Chunk whose blocks are all computed. One is made per chunk and offer."""
+    """Chunk whose blocks are all computed."""
 
     key: Key
     group: int
@@ -25,7 +23,38 @@ class Candidate(NamedTuple):
     end_token: int
 
 
-_make_candidate = partial(tuple.__new__, Candidate)
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Chunks whose blocks are all computed, in columns: a run of a prompt needs no object per chunk."""
+
+    keys: Sequence[Key] = ()
+    groups: Sequence[int] = ()
+    numbers: Sequence[int] = ()
+    """Index of each chunk in its group."""
+    end_tokens: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        """Iterate over the chunks."""
+        return map(Candidate, self.keys, self.groups, self.numbers, self.end_tokens)
+
+    def part(self, start: int, stop: int) -> Candidates:
+        """Chunks from ``start`` to ``stop``."""
+        chosen = slice(start, stop)
+        return Candidates(self.keys[chosen], self.groups[chosen], self.numbers[chosen], self.end_tokens[chosen])
+
+    def chosen(self, indices: Sequence[int]) -> Candidates:
+        """Chunks at these indices, in this order."""
+        keys, groups, numbers, end_tokens = self.keys, self.groups, self.numbers, self.end_tokens
+        return Candidates(
+            [keys[i] for i in indices],
+            [groups[i] for i in indices],
+            [numbers[i] for i in indices],
+            [end_tokens[i] for i in indices],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,53 +123,69 @@ def count_storable(record: RequestRecord, geometry: Geometry, tokens: int) -> in
     )
 
 
-def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
+def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> Candidates:
     """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``, the nearest to the start."""
-    found: list[Candidate] = []
     factor = geometry.blocks_per_chunk
-    for group, state in zip(geometry.groups, record.groups, strict=True):
-        index, size, keys = group.index, group.chunk_tokens, state.keys
-        numbers = storable_chunks(group, state, factor, tokens, chunks_max)
-        if isinstance(numbers, range):
-            first, stop = numbers.start, numbers.stop
-            ends = range((first + 1) * size, (stop + 1) * size, size)
-            found += map(_make_candidate, zip(keys[first:stop], repeat(index), numbers, ends))
-        else:
-            found += map(_make_candidate, [(keys[i], index, i, (i + 1) * size) for i in numbers])
-    if len(found) <= chunks_max:
-        return found
-    found.sort(key=attrgetter("end_token"))
-    return sorted(found[:chunks_max], key=attrgetter("group", "number"))
+    found = [
+        _candidates_of(group, state, storable_chunks(group, state, factor, tokens, chunks_max))
+        for group, state in zip(geometry.groups, record.groups, strict=True)
+    ]
+    if len(found) == 1:
+        return found[0]
+    joined = Candidates(
+        list(chain.from_iterable(of.keys for of in found)),
+        list(chain.from_iterable(of.groups for of in found)),
+        list(chain.from_iterable(of.numbers for of in found)),
+        list(chain.from_iterable(of.end_tokens for of in found)),
+    )
+    if len(joined) <= chunks_max:
+        return joined
+    nearest = sorted(range(len(joined)), key=joined.end_tokens.__getitem__)[:chunks_max]
+    return joined.chosen(sorted(nearest))
 
 
-def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> list[SourceBlocks]:
+def _candidates_of(group: GroupGeometry, state: GroupRecord, numbers: Iterable[int]) -> Candidates:
+    size = group.chunk_tokens
+    if isinstance(numbers, range):
+        first, stop = numbers.start, numbers.stop
+        ends = range((first + 1) * size, (stop + 1) * size, size)
+        return Candidates(state.keys[first:stop], (group.index,) * len(numbers), numbers, ends)
+    some = list(numbers)
+    return Candidates([state.keys[i] for i in some], (group.index,) * len(some), some, [(i + 1) * size for i in some])
+
+
+def source_blocks(record: RequestRecord, geometry: Geometry, granted: Candidates) -> list[SourceBlocks]:
     """Source blocks of the granted candidates (ordered by group), one entry per job.
 
     Of a chunk with null blocks only the blocks behind the last one are taken, and the sizes count only these. A job can
     leave out blocks only at the front of a group (S70), so a later chunk with null blocks begins another job.
     """
-    if not granted:
+    if not len(granted):
         return []
     whole = _whole_runs(record, geometry, granted)
     if whole is not None:
         return [whole]
-    tails = [_tail(record.groups[c.group], c.number, geometry.blocks_per_chunk) for c in granted]
-    return [_one_job(granted, tails, part, len(geometry.groups)) for part in _split(granted, tails, geometry)]
+    tails = [
+        _tail(record.groups[group], number, geometry.blocks_per_chunk)
+        for group, number in zip(granted.groups, granted.numbers, strict=True)
+    ]
+    parts = _split(granted.groups, tails, geometry)
+    return [_one_job(granted.groups, tails, part, len(geometry.groups)) for part in parts]
 
 
-def _whole_runs(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> SourceBlocks | None:
+def _whole_runs(record: RequestRecord, geometry: Geometry, granted: Candidates) -> SourceBlocks | None:
     """The one job of chunks that follow one another in each group and have all their blocks; None if some do not.
 
     Usual, and without a step of the interpreter per chunk.
     """
-    factor, groups = geometry.blocks_per_chunk, [candidate.group for candidate in granted]
+    factor, groups, numbers = geometry.blocks_per_chunk, granted.groups, granted.numbers
     block_ids: list[int] = []
     sizes, indices = [0] * len(geometry.groups), [0] * len(geometry.groups)
     start = 0
     while start < len(granted):
         group = groups[start]
         stop = start + groups.count(group)
-        first, end = granted[start].number, granted[stop - 1].number + 1
+        first, end = numbers[start], numbers[stop - 1] + 1
         ids = record.groups[group].block_ids[first * factor : end * factor]
         if end - first != stop - start or NULL_BLOCK_ID in ids:
             return None
@@ -160,17 +205,15 @@ def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, 
     return first, ids
 
 
-def _split(
-    granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], geometry: Geometry
-) -> list[list[int]]:
+def _split(groups: Sequence[int], tails: Sequence[tuple[int, tuple[int, ...]]], geometry: Geometry) -> list[list[int]]:
     """Indices of the granted chunks, job by job."""
     if {len(ids) for _, ids in tails} == {geometry.blocks_per_chunk}:
-        return [list(range(len(granted)))]
+        return [list(range(len(groups)))]
     parts: list[list[int]] = []
     group = part = -1
-    for i, candidate in enumerate(granted):
-        if candidate.group != group:
-            group, part = candidate.group, 0
+    for i, of_chunk in enumerate(groups):
+        if of_chunk != group:
+            group, part = of_chunk, 0
         elif len(tails[i][1]) < geometry.blocks_per_chunk:
             part += 1
         if part == len(parts):
@@ -180,16 +223,16 @@ def _split(
 
 
 def _one_job(
-    granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], part: Sequence[int], num_groups: int
+    groups: Sequence[int], tails: Sequence[tuple[int, tuple[int, ...]]], part: Sequence[int], num_groups: int
 ) -> SourceBlocks:
     block_ids: list[int] = []
     sizes, indices = [0] * num_groups, [0] * num_groups
     for i in part:
         first, ids = tails[i]
-        group = granted[i].group
+        group = groups[i]
         if not sizes[group]:
             indices[group] = first
         sizes[group] += len(ids)
         block_ids += ids
-    groups = tuple([granted[i].group for i in part])
-    return SourceBlocks(tuple(part), groups, tuple(block_ids), tuple(sizes), tuple(indices))
+    of_chunks = tuple([groups[i] for i in part])
+    return SourceBlocks(tuple(part), of_chunks, tuple(block_ids), tuple(sizes), tuple(indices))

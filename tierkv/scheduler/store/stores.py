@@ -5,13 +5,12 @@ The store plan (:mod:`tierkv.scheduler.store.plans`) decides when; all plans bui
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import TypeVar
 
-from tierkv.manager.contract import RequestContext
+from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
@@ -20,6 +19,7 @@ from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.store.candidates import (
     Candidate,
+    Candidates,
     SourceBlocks,
     candidates,
     count_storable,
@@ -27,7 +27,7 @@ from tierkv.scheduler.store.candidates import (
     source_blocks,
 )
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.geometry import Geometry, batches, cdiv
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_groups
@@ -46,12 +46,10 @@ class FreeChunk:
     """Request that computed it; None: events need no description."""
     hints: RequestHints
     """Hints of the requests that computed or used it."""
-    end_token: int = 0
-    """Unknown: free chunks come tail first."""
 
 
-_KEY_AND_END, _PLACE = attrgetter("key", "end_token"), attrgetter("group", "number")
-_ChunkT = TypeVar("_ChunkT", Candidate, FreeChunk)
+_NONE = Candidates()
+_NO_GRANT = StoreGrant((), (), ())
 
 
 class Stores:
@@ -75,6 +73,8 @@ class Stores:
         self._fences = fences
         self._windowed = frozenset(group.index for group in geometry.groups if group.window_chunks is not None)
         self._block_events = block_events
+        self.job_chunks_max = max(1, limits.job_bytes_max // geometry.payload_bytes_max)
+        """Chunks that one job copies at most."""
         self.new_jobs: list[TransferJob] = []
         """Jobs built since the previous :meth:`take_jobs`."""
 
@@ -135,9 +135,9 @@ class Stores:
         step computes.
         """
         offered = self._candidates(record, tokens, new_tokens)
-        slots = self._grant(offered, record.ctx) if offered else None
-        if slots is not None:
-            self._accept(record, offered, slots)
+        grant = self._grant(offered.keys, offered.end_tokens, record.ctx) if offered else None
+        if grant is not None:
+            self._accept(record, offered, grant)
 
     def offer_fitting(self, record: RequestRecord, tokens: int, new_tokens: int = 0) -> bool:
         """Offer storable chunks within ``tokens``, and store those that fit, from the front (S117).
@@ -148,11 +148,12 @@ class Stores:
         offered = self._candidates(record, tokens, new_tokens)
         return not offered or self._accept_fitting(record, offered)
 
-    def _accept_fitting(self, record: RequestRecord, offered: Sequence[Candidate]) -> bool:
-        in_order = sorted(offered, key=attrgetter("end_token"))
-        taken, slots = self._grant_fitting(in_order, record.ctx)
-        self._accept(record, in_order[:taken], slots)
-        return taken == len(in_order)
+    def _accept_fitting(self, record: RequestRecord, offered: Candidates) -> bool:
+        if len(record.groups) > 1:
+            offered = offered.chosen(sorted(range(len(offered)), key=offered.end_tokens.__getitem__))
+        taken, grant = self._grant_fitting(offered.keys, offered.end_tokens, record.ctx)
+        self._accept(record, offered.part(0, taken), grant)
+        return taken == len(offered)
 
     def offer_remaining(self, record: RequestRecord, new_tokens: int = 0) -> None:
         """Offer all computed chunks of a request that ends: the last opportunity, since its blocks are reused.
@@ -177,30 +178,34 @@ class Stores:
         """
         taken, slots = 0, dict[Key, SlotRef]()
         for hints, alike in groupby(chunks, attrgetter("hints")):
-            some = list(alike)
-            count, granted_slots = self._grant_fitting(some, RequestContext(NO_REQUEST, hints=hints))
+            keys = [chunk.key for chunk in alike]
+            ctx = RequestContext(NO_REQUEST, hints=hints)
+            # Ends are unknown: free chunks come tail first.
+            count, grant = self._grant_fitting(keys, (0,) * len(keys), ctx)
             taken += count
-            slots |= granted_slots
-            if count < len(some):
+            slots.update(zip(grant.keys, grant.slots, strict=True))
+            if count < len(keys):
                 break
-        granted = sorted(_one_per_key(chunks[:taken], slots), key=attrgetter("group"))
+        first = _first_of_each([chunk.key for chunk in chunks[:taken]], slots)
+        granted = sorted([chunks[i] for i in first], key=attrgetter("group"))
         if granted:
             groups = [chunk.group for chunk in granted]
             sizes = tuple(groups.count(group.index) for group in self._geometry.groups)
             ids = tuple(chunk.block_id for chunk in granted)
             sources = SourceBlocks(tuple(range(len(granted))), tuple(groups), ids, sizes, (0,) * len(sizes))
-            self._fences.fence_blocks(self._start(NO_REQUEST, [chunk.key for chunk in granted], slots, sources))
+            keys = [chunk.key for chunk in granted]
+            self._fences.fence_blocks(self._start(NO_REQUEST, keys, [slots[key] for key in keys], sources))
         for chunk in granted:
             if chunk.request is not None:
                 self._block_events.on_store_granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.number, 0)])
         return taken
 
-    def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> list[Candidate]:
+    def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> Candidates:
         if record.was_offered(tokens):  # most steps of most requests complete no chunk
-            return []
+            return _NONE
         record.extend_keys(self._geometry)
         if not skip_useless(record, self._geometry, tokens):
-            return []
+            return _NONE
         found = candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
         if found and not record.continues_prefix:
             record.continues_prefix = True
@@ -208,54 +213,58 @@ class Stores:
                 self._manager.continue_prefix(group.keys, group.chunk_tokens, record.ctx)
         return found
 
-    def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
+    def _grant(self, keys: Sequence[Key], end_tokens: Sequence[int], ctx: RequestContext) -> StoreGrant | None:
         """Slots for chunks that the host tier does not have; None if there is no room for all of them."""
-        grant = self._manager.prepare_store(list(map(_KEY_AND_END, chunks)), ctx)
-        return None if grant is None else dict(zip(grant.keys, grant.slots, strict=True))
+        return self._manager.prepare_store(zip(keys, end_tokens, strict=True), ctx)
 
     def _grant_fitting(
-        self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext
-    ) -> tuple[int, dict[Key, SlotRef]]:
+        self, keys: Sequence[Key], end_tokens: Sequence[int], ctx: RequestContext
+    ) -> tuple[int, StoreGrant]:
         """Number of chunks, from the front, that have or got a slot, and the slots that were granted."""
-        if not chunks:
-            return 0, {}
-        together = self._grant(chunks, ctx)
+        together = self._grant(keys, end_tokens, ctx) if keys else _NO_GRANT
         if together is not None:
-            return len(chunks), together
-        slots: dict[Key, SlotRef] = {}
-        for taken, chunk in enumerate(chunks):
-            one = self._grant([chunk], ctx)
+            return len(keys), together
+        grants: list[StoreGrant] = []
+        for key, end_token in zip(keys, end_tokens, strict=True):
+            one = self._grant((key,), (end_token,), ctx)
             if one is None:
-                return taken, slots
-            slots |= one
-        return len(chunks), slots
+                break
+            grants.append(one)
+        granted, slots = [key for one in grants for key in one.keys], [slot for one in grants for slot in one.slots]
+        return len(grants), StoreGrant(tuple(granted), tuple(slots), ())
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def _accept(self, record: RequestRecord, taken: Sequence[Candidate], slots: Mapping[Key, SlotRef]) -> None:
-        """Move the cursors past these chunks, and make jobs of the granted ones."""
-        for index, number in dict(map(_PLACE, taken)).items():  # the last one of each group, in which they ascend
-            group = record.groups[index]
+    def _accept(self, record: RequestRecord, taken: Candidates, grant: StoreGrant) -> None:
+        """Move the cursors past these chunks, and make jobs of the granted ones.
+
+        Several for a long prompt: each one's chunks are written below while the next are copied.
+        """
+        for index, number in dict(zip(taken.groups, taken.numbers, strict=True)).items():
+            group = record.groups[index]  # in each group the chunks ascend, so the last one stays
             group.next_stored = max(group.next_stored, number + 1)
-        granted = list(_one_per_key(taken, slots))
-        if len(record.groups) > 1:
-            granted.sort(key=_PLACE)
-        for sources in source_blocks(record, self._geometry, granted):
-            keys = [granted[i].key for i in sources.chunks]
-            job = self._start(record.ctx.request_id, keys, slots, sources)
-            record.store_jobs.add(job.job_id)
-            self._fence_windows(job)
-        self._block_events.on_store_granted(record.request, granted)
+        chunks, slots = _in_groups(taken, grant)
+        for places in batches(range(len(chunks)), self.job_chunks_max):
+            part, refs = chunks.part(places[0], places[-1] + 1), slots[places[0] : places[-1] + 1]
+            for sources in source_blocks(record, self._geometry, part):
+                if len(sources.chunks) == len(part):
+                    job = self._start(record.ctx.request_id, part.keys, refs, sources)
+                else:
+                    keys = [part.keys[i] for i in sources.chunks]
+                    job = self._start(record.ctx.request_id, keys, [refs[i] for i in sources.chunks], sources)
+                record.store_jobs.add(job.job_id)
+                self._fence_windows(job)
+        self._block_events.on_store_granted(record.request, chunks)
 
     def _start(
-        self, request_id: str, keys: Sequence[Key], slots: Mapping[Key, SlotRef], sources: SourceBlocks
+        self, request_id: str, keys: Sequence[Key], slots: Sequence[SlotRef], sources: SourceBlocks
     ) -> TransferJob:
         job = TransferJob(
             job_id=self._jobs.new_id(),
             request_id=request_id,
             is_store=True,
             keys=tuple(keys),
-            slots=tuple(map(slots.__getitem__, keys)),
+            slots=tuple(slots),
             chunk_groups=sources.chunk_groups,
             block_ids=sources.block_ids,
             group_sizes=sources.group_sizes,
@@ -271,12 +280,24 @@ class Stores:
             self._fences.fence_blocks(job, blocks_of_groups(job, self._windowed))
 
 
-def _one_per_key(chunks: Sequence[_ChunkT], slots: Mapping[Key, SlotRef]) -> Collection[_ChunkT]:
-    """The first chunk of each key that was granted a slot: chunks with equal keys have one slot, to be filled once."""
-    if len(slots) == len(chunks):  # each chunk has its own
-        return chunks
-    first: dict[Key, _ChunkT] = {}
-    for chunk in chunks:
-        if chunk.key in slots:
-            first.setdefault(chunk.key, chunk)
-    return first.values()
+def _in_groups(taken: Candidates, grant: StoreGrant) -> tuple[Candidates, Sequence[SlotRef]]:
+    """The chunks that were granted slots, ordered by group and place, and their slots."""
+    if len(grant.keys) == len(taken):  # each chunk has its own, in order: usual
+        chosen, slots = taken, grant.slots
+    else:
+        slot_of = dict(zip(grant.keys, grant.slots, strict=True))
+        chosen = taken.chosen(_first_of_each(taken.keys, slot_of))
+        slots = tuple([slot_of[key] for key in chosen.keys])
+    if len(set(chosen.groups)) <= 1:
+        return chosen, slots
+    order = sorted(range(len(chosen)), key=lambda i: (chosen.groups[i], chosen.numbers[i]))
+    return chosen.chosen(order), [slots[i] for i in order]
+
+
+def _first_of_each(keys: Sequence[Key], granted: Mapping[Key, SlotRef]) -> list[int]:
+    """Index of the first chunk of each key that was granted a slot: equal ones have one slot, to be filled once."""
+    first: dict[Key, int] = {}
+    for i, key in enumerate(keys):
+        if key in granted:
+            first.setdefault(key, i)
+    return list(first.values())
