@@ -16,7 +16,7 @@ from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, r
 
 from tierkv.errors import BackendError
 from tierkv_lmdb import frame_reads, options
-from tierkv_lmdb.environments.frame_copier import FrameCopier, _mincore
+from tierkv_lmdb.environments.frame_copier import RUN_BYTES_MAX, FrameCopier, _mincore
 from tierkv_lmdb.options import page_round
 
 
@@ -90,6 +90,62 @@ def test_cold_frames_are_read_from_the_file(
     reads = len(cold)
     assert get(backend, *short) == list(short.values())
     assert len(cold) == reads, "short frames come from the map"
+    backend.close()
+
+
+def test_adjacent_frames_are_read_by_one_call(tmp_path: Path, cold: list[int]) -> None:
+    """Frames that one call has stored lie side by side; a short one between them is in a page of the tree."""
+    if not supports_direct(tmp_path):
+        pytest.skip("no O_DIRECT here")
+    frames = {key(n): os.urandom(size) for n, size in enumerate([68 * KIB, 100, 68 * KIB, 70_000])}
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    assert put(backend, frames) == [None] * len(frames)
+    wanted = [*[frames[key(n)] for n in range(4)], None]
+    cold.clear()
+    assert get(backend, *map(key, range(4)), key(99), buffer_bytes=256 * KIB) == wanted
+    assert cold == [2 * page_round(68 * KIB, 4096) + page_round(70_000, 4096)]
+    cold.clear()
+    assert get(backend, key(2), key(0), buffer_bytes=256 * KIB) == [frames[key(2)], frames[key(0)]]
+    assert cold == [page_round(68 * KIB, 4096)] * 2, "in another order they are read one by one"
+    backend.close()
+
+
+def test_a_run_is_bounded(tmp_path: Path, cold: list[int]) -> None:
+    """A run of adjacent frames is read in pieces that fit the processor's cache, and a longer frame by itself."""
+    if not supports_direct(tmp_path):
+        pytest.skip("no O_DIRECT here")
+    frames = {key(n): os.urandom(300 * KIB) for n in range(7)} | {key(7): os.urandom(2 * MIB)}
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=2 * MIB))
+    assert put(backend, frames) == [None] * 8
+    cold.clear()
+    assert get(backend, *map(key, range(7)), buffer_bytes=300 * KIB) == [frames[key(n)] for n in range(7)]
+    assert get(backend, key(7), buffer_bytes=2 * MIB) == [frames[key(7)]]
+    assert cold[-1] == page_round(2 * MIB, 4096)
+    assert max(cold[:-1]) <= RUN_BYTES_MAX
+    assert len(cold) < 5
+    backend.close()
+
+
+def test_one_bad_frame_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of adjacent frames that one call reads, only the one on a bad block is an error."""
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=100_000))
+    frames = {key(n): os.urandom(100_000) for n in range(3)}
+    assert put(backend, frames) == [None] * 3
+    with backend._env.reading() as txn:
+        bad_at = 4096 * frame_reads.page_of(txn.get(key(1)))
+    inner = os.preadv
+
+    def dying(fd: int, buffers: Sequence[Any], offset: int) -> int:
+        if offset <= bad_at < offset + sum(map(len, buffers)):
+            raise OSError(errno.EIO, "Input/output error")
+        return inner(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", dying)
+    monkeypatch.setattr(FrameCopier, "_is_cached", lambda *_: False)
+    first, second, third = get(backend, *frames, buffer_bytes=100_000)
+    assert (first, third) == (frames[key(0)], frames[key(2)])
+    assert isinstance(second, BackendError)
+    assert second.key == key(1)
     backend.close()
 
 

@@ -9,8 +9,8 @@ Write. Frames of one call are cut into transactions of bounded size; both databa
 durability "batch" the call ends with one sync. If the map is full, it grows; if it may not grow, freed pages are
 recycled, waiting briefly for readers that still hold them.
 
-Read. One transaction per frame: look the key up, then copy the frame from the page cache, or read it from the data file
-past the page cache if it is not there.
+Read. Several frames per transaction: look the keys up, then copy the frames from the page cache. If they are not there,
+those on adjacent pages are read from the data file by one call, past the page cache.
 
 Open. LMDB trusts its file, so the file is checked first: meta pages, trees, free pages. A damaged namespace starts
 empty, with a warning, and counts it.
@@ -22,7 +22,8 @@ Invariants. No transaction outlives its call. The map is never moved under a tra
 the tier's capacity. Data that was not synced when the machine went down is dropped at the next open.
 
 Modules: ``options``, ``opening``, ``checking``, ``at_rest``, ``failures``, ``backend``, ``reader`` as in every plugin;
-``directory`` (names, manifests, owner lock), ``frame_reads`` (reads of writer and readers). Wings: ``environments``
+``directory`` (names, manifests, owner lock), ``batches`` (transactions of a call), ``frame_reads`` (reads of writer and
+readers). Wings: ``environments``
 (transactions, the map, and what replaces an environment that cannot go on), ``verification`` (check of the file).
 """
 

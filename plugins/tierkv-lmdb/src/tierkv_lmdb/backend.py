@@ -19,6 +19,7 @@ from tierkv.abc import Entry, ReadRequest, ReadResult, StoredFrame, WriteRequest
 from tierkv.errors import BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb import frame_reads
+from tierkv_lmdb.batches import batches
 from tierkv_lmdb.environments.environment import Environment
 from tierkv_lmdb.environments.keeper import EnvironmentKeeper
 from tierkv_lmdb.failures import Failures
@@ -68,15 +69,15 @@ class LmdbBackend:
         return frame_reads.contains(self._env, self._failures, keys)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Copy each frame to its caller's buffer, one transaction per frame."""
-        env = self._env
-        return [frame_reads.read(env, self._failures, request) for request in requests]
+        """Copy each frame to its caller's buffer, several frames per transaction."""
+        return frame_reads.read(self._env, self._failures, requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Store frames, several per transaction; with durability "batch", sync once at the end."""
         env = self._env
         failed_syncs = env.failed_syncs
-        results = [result for batch in self._transactions(requests) for result in self._write(env, batch)]
+        transactions = batches(requests, lambda request: len(request.frame), self._sizes.transaction_bytes)
+        results = [result for batch in transactions for result in self._write(env, batch)]
         if not self._sync_calls or not requests:
             return results
         try:
@@ -114,17 +115,6 @@ class LmdbBackend:
     def close(self) -> None:
         """Refuse further calls. Closes the environment now, or when the last call in flight has ended."""
         self._environments.close()
-
-    def _transactions(self, requests: Sequence[WriteRequest]) -> Iterator[Sequence[WriteRequest]]:
-        """Cut a batch, in order, into transactions of up to ``transaction_bytes``, or of one longer frame."""
-        start, total = 0, 0
-        for number, request in enumerate(requests):
-            if number > start and total + len(request.frame) > self._sizes.transaction_bytes:
-                yield requests[start:number]
-                start, total = number, 0
-            total += len(request.frame)
-        if start < len(requests):
-            yield requests[start:]
 
     def _write(self, env: Environment, batch: Sequence[WriteRequest]) -> list[WriteResult]:
         try:

@@ -11,7 +11,9 @@ import lmdb
 from tierkv.abc import ReadRequest, ReadResult, StoredFrame
 from tierkv.errors import BackendUnavailableError, TierKVError
 from tierkv.types.keys import Key
+from tierkv_lmdb.batches import batches
 from tierkv_lmdb.environments.environment import Environment
+from tierkv_lmdb.environments.frame_copier import Place
 from tierkv_lmdb.failures import Failures
 
 INDEX = struct.Struct(">QQ")
@@ -24,6 +26,8 @@ PLACED_INDEX = struct.Struct(">QQQQ")
 LMDB's Python binding touches every page of a value that it finds, which reads a cold frame through the page cache. So a
 frame is found by its page, and not asked for.
 """
+READ_BYTES_MAX = 2 << 20
+"""Bytes of buffers per transaction of a read, or one longer frame; it keeps the writer from reusing pages meanwhile."""
 LISTED_AT_ONCE = 4096
 """Entries of the index per transaction of a listing: a transaction keeps the writer from reusing pages."""
 
@@ -41,27 +45,48 @@ def contains(environment: Environment, failures: Failures, keys: Sequence[Key]) 
         raise failures.from_cause("look up keys", error) from error
 
 
-def read(environment: Environment, failures: Failures, request: ReadRequest) -> ReadResult:
-    """Copy one frame to its caller's buffer, in a transaction of its own: it may take as long as the disk."""
-    if not is_storable(environment, request.key):
-        return None
+def read(environment: Environment, failures: Failures, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+    """Copy each frame to its caller's buffer, up to ``READ_BYTES_MAX`` of buffers per transaction."""
+    parts = batches(requests, lambda request: len(request.buffer), READ_BYTES_MAX)
+    return [result for part in parts for result in _read(environment, failures, part)]
+
+
+def _read(environment: Environment, failures: Failures, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+    """Copy the frames in one transaction; where that fails, each in its own, so that one costs no other."""
     try:
         with environment.reading(frames=True) as txn:
-            entry = txn.get(request.key, db=environment.index)
-            page, size = (0, 0) if entry is None else (page_of(entry), unpack_index(entry)[0])
-            if page and size <= len(request.buffer) and environment.copy_from(page, size, request.buffer):
-                return size
-            return _copied(environment, failures, request, txn.get(request.key))
+            return _read_within(txn, environment, failures, requests)
     except BackendUnavailableError as error:
-        return failures.unavailable(str(error), request.key)
+        return [failures.unavailable(str(error), request.key) for request in requests]
     except TierKVError:
         raise  # closed: this concerns every key
     except (lmdb.Error, OSError) as error:
-        return failures.from_cause("read", error, request.key)
+        if len(requests) == 1:
+            return [failures.from_cause("read", error, requests[0].key)]
+    return [result for request in requests for result in _read(environment, failures, [request])]
 
 
-def _copied(environment: Environment, failures: Failures, request: ReadRequest, value: memoryview | None) -> ReadResult:
-    """Copy a value that LMDB has found."""
+def _read_within(
+    txn: lmdb.Transaction[memoryview], environment: Environment, failures: Failures, requests: Sequence[ReadRequest]
+) -> list[ReadResult]:
+    places: dict[int, Place] = {}
+    for number, request in enumerate(requests):
+        entry = txn.get(request.key, db=environment.index) if is_storable(environment, request.key) else None
+        page, size = (0, 0) if entry is None else (page_of(entry), unpack_index(entry)[0])
+        if page and size <= len(request.buffer):
+            places[number] = Place(page, size, request.buffer)
+    filled = dict(zip(places, environment.copy_all(places.values()), strict=True))
+    return [
+        places[number].size if filled.get(number) else _copied(environment, failures, request, txn)
+        for number, request in enumerate(requests)
+    ]
+
+
+def _copied(
+    environment: Environment, failures: Failures, request: ReadRequest, txn: lmdb.Transaction[memoryview]
+) -> ReadResult:
+    """Copy a value that LMDB finds."""
+    value = txn.get(request.key) if is_storable(environment, request.key) else None
     if value is None:
         return None
     size, room = len(value), len(request.buffer)

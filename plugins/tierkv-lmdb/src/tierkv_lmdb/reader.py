@@ -58,11 +58,11 @@ class LmdbReader:
         return [False] * len(keys) if environment is None else frame_reads.contains(environment, self._failures, keys)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Copy each frame to its caller's buffer, one transaction per frame."""
+        """Copy each frame to its caller's buffer, several frames per transaction."""
         environment = self._current()
-        if environment is None:
-            return [None] * len(requests)
-        return [frame_reads.read(environment, self._failures, request) for request in requests]
+        return (
+            [None] * len(requests) if environment is None else frame_reads.read(environment, self._failures, requests)
+        )
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Refuse: one error per key."""

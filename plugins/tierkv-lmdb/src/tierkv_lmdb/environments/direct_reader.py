@@ -14,8 +14,6 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
-
 ALIGNMENT = 4096
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -38,33 +36,28 @@ class DirectReader:
             self._fd = -1
         self.is_usable = self._fd >= 0
 
-    def read(self, start: int, header_bytes: int, target: memoryview) -> tuple[bytes, int] | None:
-        """Read a header at ``start`` and fill ``target`` with the bytes behind it.
+    def read(self, start: int, length: int) -> memoryview | None:
+        """Read ``length`` bytes at ``start``.
 
         Returns:
-            The header, and the number of bytes read of both, less only if the file ends early. None: the file cannot
-            be read so, and nothing has changed.
+            The bytes, less only if the file ends early, in the buffer of this thread: they last until its next read.
+            None: the file cannot be read so.
 
         Raises:
             OSError: the disk cannot read it.
         """
-        length = header_bytes + len(target)
-        padded = -(-length // ALIGNMENT) * ALIGNMENT
         if not self.is_usable or start % ALIGNMENT:
             return None
-        bounce = self._bounce(padded)
-        with memoryview(bounce)[:padded] as view:
-            try:
-                count = min(length, os.preadv(self._fd, [view], start))
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self.is_usable = False
-                return None
-        if count == length:
-            source = np.frombuffer(bounce, np.uint8, len(target), header_bytes)
-            np.copyto(np.frombuffer(target, np.uint8), source)  # releases the GIL
-        return bounce[:header_bytes], count
+        padded = -(-length // ALIGNMENT) * ALIGNMENT
+        bounce = memoryview(self._bounce(padded))
+        try:
+            count = os.preadv(self._fd, [bounce[:padded]], start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.is_usable = False
+            return None
+        return bounce[: min(count, length)]
 
     def close(self) -> None:
         """Close the file."""

@@ -73,7 +73,7 @@ class Environment:
         self._files = FileWatch(self.path)
         self._gate = EnvironmentGate(f"{name} ({self.path})", self._close)
         self.copy = self._copier.copy
-        self.copy_from = self._copier.copy_from
+        self.copy_all = self._copier.copy_all
         self.trouble: Trouble | None = None
         self.failed_syncs = 0
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +28,23 @@ FILE_READ_BYTES_MIN = 64 * 1024
 """Shorter frames are copied from the map: a page fault reads as much as a call would."""
 
 
+RUN_BYTES_MAX = 1 << 20
+"""Longest run of several frames that is read at once: the copies that follow find it in the processor's cache."""
+
+
 class CutShortError(OSError):
     """The data file ends before the frame does."""
+
+
+class Place(NamedTuple):
+    """Value that begins behind the header of a page, and the buffer for it."""
+
+    page: int
+    """Number of its first page."""
+    size: int
+    """Its length in bytes."""
+    buffer: memoryview
+    """At least as long."""
 
 
 class FrameCopier:
@@ -60,9 +77,8 @@ class FrameCopier:
         size = len(value)
         source = np.frombuffer(value, np.uint8)
         if size >= FILE_READ_BYTES_MIN and self._map is not None:
-            address = _address(source)
-            offset = address - self._map.start
-            if not self._is_cached(address, offset, size) and self._read(offset, buffer[:size]):
+            page, rest = divmod(_address(source) - self._map.start - OVERFLOW_HEADER.size, self._page_bytes)
+            if page >= 0 and not rest and self._copy_run([Place(page, size, buffer)])[0]:
                 return
         # numpy releases the GIL; a slice assignment of memoryviews does not.
         np.copyto(np.frombuffer(buffer, np.uint8, size), source)
@@ -77,26 +93,72 @@ class FrameCopier:
         is_first = flags & OVERFLOW and pages == overflow_pages(size, self._page_bytes)  # in memory it has more flags
         return int(page) if is_first else 0
 
-    def copy_from(self, page: int, size: int, buffer: memoryview) -> bool:
-        """Fill the start of ``buffer`` with the value whose pages begin with ``page``, in a transaction that has it.
+    def copy_all(self, places: Iterable[Place]) -> list[bool]:
+        """Fill the start of each buffer with its value, in a transaction that has them all.
+
+        Values on adjacent pages are read by one call of the system.
 
         Returns:
-            False if there is no such value.
+            Whether each was filled; if not, there is no such value.
 
         Raises:
-            OSError: the disk cannot read it.
+            OSError: the disk cannot read one of them.
         """
-        offset = page * self._page_bytes + OVERFLOW_HEADER.size
-        if self._map is None or offset + size > len(self._map):
+        return [is_filled for run in self._runs(places) for is_filled in self._copy_run(run)]
+
+    def _runs(self, places: Iterable[Place]) -> Iterator[list[Place]]:
+        """Cut the places, in order, into runs of adjacent pages."""
+        run: list[Place] = []
+        end, pages_max = 0, RUN_BYTES_MAX // self._page_bytes
+        for place in places:
+            pages = overflow_pages(place.size, self._page_bytes)
+            if run and (place.page != end or place.page + pages - run[0].page > pages_max):
+                yield run
+                run = []
+            run.append(place)
+            end = place.page + pages
+        if run:
+            yield run
+
+    def _copy_run(self, run: list[Place]) -> list[bool]:
+        """Fill the buffers of places on adjacent pages. Returns whether each was filled."""
+        start, last = run[0].page * self._page_bytes, run[-1]
+        length = last.page * self._page_bytes + OVERFLOW_HEADER.size + last.size - start
+        if self._map is None or start + length > len(self._map):
+            return [False] if len(run) == 1 else [self._copy_run([place])[0] for place in run]
+        if self._is_cached(self._map.start + start, start, length):
+            return [self._copy_cached(place, self._map.start) for place in run]
+        pages = self._direct.read(start, length)
+        if pages is None:
+            return [self._read_cached(place) for place in run]
+        return [self._take(pages, place.page * self._page_bytes - start, place) for place in run]
+
+    def _copy_cached(self, place: Place, map_start: int) -> bool:
+        """Copy a value from the map. Returns False if the header there is that of no such value."""
+        address = map_start + place.page * self._page_bytes
+        if not self._is_header(ctypes.string_at(address, OVERFLOW_HEADER.size), place.page, place.size):
             return False
-        address = self._map.start + offset
-        if not self._is_cached(address, offset, size):
-            return self._read(offset, buffer[:size])
-        header = ctypes.string_at(address - OVERFLOW_HEADER.size, OVERFLOW_HEADER.size)
-        if not self._is_header(header, page, size):
-            return False
-        ctypes.memmove(_address(np.frombuffer(buffer, np.uint8)), address, size)  # releases the GIL
+        target = np.frombuffer(place.buffer, np.uint8)
+        ctypes.memmove(_address(target), address + OVERFLOW_HEADER.size, place.size)  # releases the GIL
         return True
+
+    def _take(self, pages: memoryview, at: int, place: Place) -> bool:
+        """Copy a value out of pages that were read. Returns False if there is no such value at that place in them."""
+        begin = at + OVERFLOW_HEADER.size
+        _require_whole(len(pages) - begin, place.size)
+        if not self._is_header(pages[at:begin], place.page, place.size):
+            return False
+        source = np.frombuffer(pages, np.uint8, place.size, begin)
+        np.copyto(np.frombuffer(place.buffer, np.uint8, place.size), source)  # releases the GIL
+        return True
+
+    def _read_cached(self, place: Place) -> bool:
+        """Read a value from the file through the page cache. Returns False if there is no such value."""
+        header, start = bytearray(OVERFLOW_HEADER.size), place.page * self._page_bytes
+        os.posix_fadvise(self._fd, start, len(header) + place.size, os.POSIX_FADV_WILLNEED)
+        count = os.preadv(self._fd, [header, place.buffer[: place.size]], start)
+        _require_whole(count - len(header), place.size)
+        return self._is_header(header, place.page, place.size)
 
     def has_sound_header(self, page: int, size: int) -> bool:
         """Whether the header of these pages is that of a value of ``size`` bytes.
@@ -121,7 +183,7 @@ class FrameCopier:
             return True  # in a leaf
         return self.has_sound_header(page, len(value))
 
-    def _is_header(self, header: bytes, page: int, size: int) -> bool:
+    def _is_header(self, header: bytes | bytearray | memoryview, page: int, size: int) -> bool:
         if len(header) < OVERFLOW_HEADER.size:
             return False
         number, _, flags, pages = OVERFLOW_HEADER.unpack(header)
@@ -156,24 +218,15 @@ class FrameCopier:
         except OSError:
             return True
 
-    def _read(self, offset: int, target: memoryview) -> bool:
-        """Read from the file. Returns False if the value turns out to be elsewhere."""
-        start, length = offset - OVERFLOW_HEADER.size, OVERFLOW_HEADER.size + len(target)
-        if start < 0:
-            return False
-        header, count = self._direct.read(start, OVERFLOW_HEADER.size, target) or self._read_cached(start, target)
-        if count != length:
-            raise CutShortError(f"the data file ends {length - count} bytes before the frame does")
-        page, _, flags, pages = OVERFLOW_HEADER.unpack(header)
-        is_there = page * self._page_bytes == start and flags & OVERFLOW
-        return bool(is_there and pages * self._page_bytes >= length)
 
-    def _read_cached(self, start: int, target: memoryview) -> tuple[bytes, int]:
-        """Read a header and the bytes behind it through the page cache. Returns the header and their number."""
-        header = bytearray(OVERFLOW_HEADER.size)
-        os.posix_fadvise(self._fd, start, len(header) + len(target), os.POSIX_FADV_WILLNEED)
-        count = os.preadv(self._fd, [header, target], start)
-        return bytes(header), count
+def _require_whole(found: int, size: int) -> None:
+    """Check that so many bytes of a frame were found.
+
+    Raises:
+        CutShortError: the file ends within the frame.
+    """
+    if found < size:
+        raise CutShortError(f"the data file ends {size - found} bytes before the frame does")
 
 
 def _address(array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from tierkv.errors import BackendError
 
 EXCLUSIVE_TIMEOUT_S = 1.0
-"""Longest wait for exclusive use, in seconds; new uses wait meanwhile. A use lasts as long as reading one frame or
-writing one transaction."""
+"""Longest wait for exclusive use, in seconds; new uses wait meanwhile. A use lasts as long as the
+transaction of a read or a write."""
 
 
 class EnvironmentGate:
