@@ -94,19 +94,20 @@ def test_cold_frames_are_read_from_the_file(
 
 
 def test_adjacent_frames_are_read_by_one_call(tmp_path: Path, cold: list[int]) -> None:
-    """Frames that one call has stored lie side by side; a short one between them is in a page of the tree."""
+    """Frames that one call has stored lie side by side, but for pages of the trees; a short one is in such a page."""
     if not supports_direct(tmp_path):
         pytest.skip("no O_DIRECT here")
-    frames = {key(n): os.urandom(size) for n, size in enumerate([68 * KIB, 100, 68 * KIB, 70_000])}
-    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    frames = {key(n): os.urandom(size) for n, size in enumerate([100, 68 * KIB, 70_000, 100, 68 * KIB, 70_000])}
+    backend = open_at(tmp_path / "tier", context(64 * MIB, frame_bytes_max=MIB))
     assert put(backend, frames) == [None] * len(frames)
-    wanted = [*[frames[key(n)] for n in range(4)], None]
     cold.clear()
-    assert get(backend, *map(key, range(4)), key(99), buffer_bytes=256 * KIB) == wanted
-    assert cold == [2 * page_round(68 * KIB, 4096) + page_round(70_000, 4096)]
+    assert get(backend, *frames, key(99), buffer_bytes=256 * KIB) == [*frames.values(), None]
+    total = 2 * page_round(68 * KIB, 4096) + 2 * page_round(70_000, 4096)
+    assert sum(cold) == total
+    assert max(cold) > total // 2, "at least three of them in one call"
     cold.clear()
-    assert get(backend, key(2), key(0), buffer_bytes=256 * KIB) == [frames[key(2)], frames[key(0)]]
-    assert cold == [page_round(68 * KIB, 4096)] * 2, "in another order they are read one by one"
+    assert get(backend, key(5), key(4), buffer_bytes=256 * KIB) == [frames[key(5)], frames[key(4)]]
+    assert len(cold) == 2, "in another order they are read one by one"
     backend.close()
 
 
@@ -115,14 +116,14 @@ def test_a_run_is_bounded(tmp_path: Path, cold: list[int]) -> None:
     if not supports_direct(tmp_path):
         pytest.skip("no O_DIRECT here")
     frames = {key(n): os.urandom(300 * KIB) for n in range(7)} | {key(7): os.urandom(2 * MIB)}
-    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=2 * MIB))
+    backend = open_at(tmp_path / "tier", context(64 * MIB, frame_bytes_max=2 * MIB))
     assert put(backend, frames) == [None] * 8
     cold.clear()
     assert get(backend, *map(key, range(7)), buffer_bytes=300 * KIB) == [frames[key(n)] for n in range(7)]
     assert get(backend, key(7), buffer_bytes=2 * MIB) == [frames[key(7)]]
     assert cold[-1] == page_round(2 * MIB, 4096)
     assert max(cold[:-1]) <= RUN_BYTES_MAX
-    assert len(cold) < 5
+    assert len(cold) <= 5, "pages of the trees may lie behind the first frame, and a transaction ends behind the sixth"
     backend.close()
 
 
