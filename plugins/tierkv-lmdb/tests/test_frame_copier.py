@@ -123,7 +123,7 @@ def test_a_run_is_bounded(tmp_path: Path, cold: list[int]) -> None:
     assert get(backend, key(7), buffer_bytes=2 * MIB) == [frames[key(7)]]
     assert cold[-1] == page_round(2 * MIB, 4096)
     assert max(cold[:-1]) <= RUN_BYTES_MAX
-    assert len(cold) <= 5, "pages of the trees may lie behind the first frame, and a transaction ends behind the sixth"
+    assert len(cold) <= 5, "pages of the trees may follow the first frame, and a transaction ends with the sixth"
     backend.close()
 
 

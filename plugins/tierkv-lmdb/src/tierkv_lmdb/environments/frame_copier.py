@@ -220,7 +220,7 @@ class FrameCopier:
 
 
 def _require_whole(found: int, size: int) -> None:
-    """Check that so many bytes of a frame were found.
+    """Check that a frame was found whole.
 
     Raises:
         CutShortError: the file ends within the frame.
