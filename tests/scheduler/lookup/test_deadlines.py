@@ -355,18 +355,3 @@ def test_a_tier_that_has_answered_is_not_late_however_long_the_engine_is_silent(
     core.finish_all()
     assert core.ask(request) == 16
     assert core.counters.deadlines_expired == 0
-
-
-def test_a_slow_copy_from_the_engine_makes_no_tier_late() -> None:
-    """A request wants a chunk that is being stored for another one: a copy is slow, and no tier has anything to do."""
-    core = make_core(tiers=[disk()])
-    first = core.arrive(17, "first")
-    assert core.ask(first) == 0
-    (store,) = core.schedule(first, computed=0, scheduled=17, ids=[list(range(1, 6))]).stores
-    second = core.arrive(17, "second")
-    for step in range(4):
-        core.begin(step * DEADLINE_S)
-        assert core.ask(second) is None
-    core.report(store.job_id)
-    assert core.ask(second) == 16
-    assert core.counters.deadlines_expired == 0

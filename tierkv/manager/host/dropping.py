@@ -72,9 +72,6 @@ class ChunkDropping:
         table.transition(slots, ChunkEvent.RELEASED)
         for slot in slots:
             pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = empty
-        if table.origins:
-            for slot in slots:
-                table.origins.pop(slot, None)
         self._free.give_back(slots)
 
     def reset(self) -> None:

@@ -65,6 +65,11 @@ class HostTier:
         return self._free.left + self.listed.evictable
 
     @property
+    def in_use(self) -> int:
+        """Number of slots that passages and lower tiers keep: not those that the engine fills with its own stores."""
+        return self.num_slots - self.room - self.slots.num_storing
+
+    @property
     def free(self) -> int:
         """Number of slots without a chunk."""
         return self._free.left
@@ -245,13 +250,10 @@ class HostTier:
             self._end_filling_doomed([slot for slot in slots if slot not in filled], event)
         pages = table.keys.pages
         keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
-        table.filling.difference_update(done)
+        table.end_io(done)
         self.listed.evictable += idle
         self.listed.order.add(done, keys, list(map(table.ranks.__getitem__, done)))
         table.log.note(event, STATES[after], keys)
-        if event is ChunkEvent.ARRIVED:
-            for slot in done:
-                table.origins.pop(slot, None)
         if self.waiters.by_slot:
             self.waiters.settle(done, readable=True)
         return Filled(done, keys)
@@ -267,7 +269,7 @@ class HostTier:
         if not lost:
             return
         table.transition(lost, ChunkEvent.FAILED)
-        table.filling.difference_update(lost)
+        table.end_io(lost)
         for slot in lost:
             key = table.keys[slot]
             del table.shards[key[SHARD_BYTE]][key]
@@ -277,7 +279,7 @@ class HostTier:
     def _end_filling_doomed(self, slots: Sequence[int], event: ChunkEvent) -> None:
         """End the I/O that fills slots of chunks that were dropped meanwhile."""
         self.slots.transition(slots, event)
-        self.slots.filling.difference_update(slots)
+        self.slots.end_io(slots)
         self.unpin(slots)
 
     # -- eviction ----------------------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ class SlotTable:
         """Number of visible chunks (STORING, PROMOTING or READY)."""
         return shards_len(self.shards)
 
+    @property
+    def num_storing(self) -> int:
+        """Number of slots that store jobs are filling, also of chunks that are DOOMED meanwhile."""
+        return len(self.filling) - len(self.origins)
+
     # -- one chunk ---------------------------------------------------------------------------------------------------
 
     def find(self, key: Key) -> int | None:
@@ -281,6 +286,13 @@ class SlotTable:
             pins[slot] = left
             idle += not left
         return done, idle
+
+    def end_io(self, slots: Sequence[int]) -> None:
+        """Note that no I/O fills these slots any more."""
+        self.filling.difference_update(slots)
+        if self.origins:
+            for slot in slots:
+                self.origins.pop(slot, None)
 
     def forget_all(self) -> None:
         """Make every chunk invisible. To free a million keys at once takes too long, so they are kept for a while."""

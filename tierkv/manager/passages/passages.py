@@ -103,8 +103,7 @@ class Passages:
         blocker = passage if passage.outstanding or head is None or head.order > passage.order else head
         if blocker.outstanding:
             return self._step.now - max(passage.moved_s, blocker.delivered_s) >= deadline_s
-        in_use = self._host.num_slots - self._host.room  # also by stores, and by writes to lower tiers
-        is_blocked = blocker.lacks_host_slots and in_use > self.account.total
+        is_blocked = blocker.lacks_host_slots and self._host.in_use > self.account.total  # by reads and writes of tiers
         return is_blocked and self._step.now - max(blocker.moved_s, self._step.answered_s) >= deadline_s
 
     def is_lost(self, key: Key, ctx: RequestContext) -> bool:
