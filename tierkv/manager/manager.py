@@ -267,7 +267,7 @@ class OffloadManager:
             self.counters.stores_refused += 1
             self.passages.note_shortage()
             return None
-        wanted, ranks, evicted = chosen
+        (wanted, ranks, evicted), self.step.stored_s = chosen, self.step.now
         slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
         if present:
             self._tier_io.used(present, ctx.hints)

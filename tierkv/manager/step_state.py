@@ -12,7 +12,17 @@ class StepState:
         keys_max: key operations per step.
     """
 
-    __slots__ = ("_probes", "_probing_s", "answered_s", "budget", "delivered_s", "now", "probed_s", "version")
+    __slots__ = (
+        "_probes",
+        "_probing_s",
+        "answered_s",
+        "budget",
+        "delivered_s",
+        "now",
+        "probed_s",
+        "stored_s",
+        "version",
+    )
 
     def __init__(self, keys_max: int = STEP_KEYS_MAX) -> None:
         self.budget = StepBudget(keys_max)
@@ -25,6 +35,8 @@ class StepState:
         """Time of the latest chunk that was read, by the name of its tier."""
         self.probed_s = float("-inf")
         """Time of the latest answer of a shared tier about its chunks."""
+        self.stored_s = float("-inf")
+        """Time when a store of the engine last began. Until it ends, its slots are kept from others by no tier."""
         self.version = 0
         """Grows whenever an answer that was "not known yet" may have become known."""
         self._probes = 0

@@ -65,11 +65,6 @@ class HostTier:
         return self._free.left + self.listed.evictable
 
     @property
-    def in_use(self) -> int:
-        """Number of slots that passages and lower tiers keep: not those that the engine fills with its own stores."""
-        return self.num_slots - self.room - self.slots.num_storing
-
-    @property
     def free(self) -> int:
         """Number of slots without a chunk."""
         return self._free.left

@@ -103,8 +103,13 @@ class Passages:
         blocker = passage if passage.outstanding or head is None or head.order > passage.order else head
         if blocker.outstanding:
             return self._step.now - max(passage.moved_s, blocker.delivered_s) >= deadline_s
-        is_blocked = blocker.lacks_host_slots and self._host.in_use > self.account.total  # by reads and writes of tiers
-        return is_blocked and self._step.now - max(blocker.moved_s, self._step.answered_s) >= deadline_s
+        others = self._host.num_slots - self._host.room - self.account.total
+        if not (blocker.lacks_host_slots and others > 0):
+            return False
+        moved_s = max(blocker.moved_s, self._step.answered_s)
+        if others <= self._host.slots.num_storing:  # no slot that a tier reads or writes is among them
+            moved_s = max(moved_s, self._step.stored_s)
+        return self._step.now - moved_s >= deadline_s
 
     def is_lost(self, key: Key, ctx: RequestContext) -> bool:
         """Whether a chunk is not in any tier that the request may load from."""
