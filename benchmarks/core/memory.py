@@ -21,10 +21,12 @@ from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.policies.prefix_order import PrefixOrder, ranks_of
 from tierkv.scheduler.wiring import WiredCore
+from tierkv.structures.columns import column
 from tierkv.types.keys import Key
 
 TARGET = Target("measured", "<=", 200.0)
 PROMPT_CHUNKS = 256
+RANK_BYTES = 8
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -38,7 +40,7 @@ def run(settings: Settings) -> Iterator[Row]:
         _filled_host(name, keys[:1])  # modules that it imports are no memory of a chunk
         new = _traced(partial(_filled_policy, name, keys)) / count
         used = _traced(partial(_used_policy, name, keys)) / count
-        ranks = _traced(partial(_ranked_policy, name, keys)) / count - new
+        ranks = _traced(partial(_ranked_policy, name, keys, column("Q", count))) / count - new
         whole = _traced(partial(_filled_host, name, keys)) / count + key_bytes + used - new + ranks
         yield Row(
             f"host tier, {name}, {count:,} chunks",
@@ -47,7 +49,11 @@ def run(settings: Settings) -> Iterator[Row]:
             "a dict from key to integer, keys included",
             plain,
             target=TARGET,
-            extra={"of it the policy, B": used, "of it the ranks, B": ranks, "of it the key, B": key_bytes},
+            extra={
+                "of it the policy, B": used,
+                "of it the places in prompts, B": ranks + RANK_BYTES,
+                "of it the key, B": key_bytes,
+            },
         )
     yield Row(
         f"lower tier with an index, {count:,} chunks",
@@ -79,9 +85,9 @@ def _filled_policy(name: str, keys: list[Key]) -> EvictionPolicy:
     return policy
 
 
-def _ranked_policy(name: str, keys: list[Key]) -> PrefixOrder:
-    """Policy filled with prompts of :data:`PROMPT_CHUNKS` chunks."""
-    order = PrefixOrder(open_policy(name, len(keys)))
+def _ranked_policy(name: str, keys: list[Key], ranks: memoryview[int]) -> PrefixOrder:
+    """Policy filled with prompts of :data:`PROMPT_CHUNKS` chunks. ranks: the column of its tier."""
+    order = PrefixOrder(open_policy(name, len(keys)), None, ranks)
     for number, start in enumerate(range(0, len(keys), PROMPT_CHUNKS)):
         prompt = keys[start : start + PROMPT_CHUNKS]
         order.add(range(start, start + len(prompt)), prompt, ranks_of(str(number), range(16, 16 * len(prompt) + 1, 16)))

@@ -14,6 +14,7 @@ from tierkv.policies.builtin import POLICY_PLUGINS
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.prefix_order import NO_CHUNK, PrefixOrder, ranks_of
 from tierkv.policies.quotas import Quotas, TenantPolicy
+from tierkv.structures.columns import column
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import NO_REQUEST
 
@@ -375,3 +376,16 @@ def test_chunks_of_several_requests_are_told_apart() -> None:
     ranks, handles = [second[1], first[2], 0, first[0], second[0], first[1]], [8, 3, 4, 1, 7, None]
     found = {tuple(some): their for some, their in prefix_order.by_request(handles, ranks)}
     assert found == {(1, 3): [first[0], first[2]], (7, 8): second}
+
+
+def test_the_rank_of_a_chunk_is_kept_once() -> None:
+    """A tier knows ranks also of chunks that the policy does not know: they are written, or leave. 8 bytes a chunk."""
+    ranks = column("Q", CHUNKS)
+    order = PrefixOrder(LruPolicy(CHUNKS), None, ranks)
+    store(order, range(4))
+    assert [*ranks[:5]] == [*ranks_of("a", [1, 2, 3, 4]), 0]
+    order.mark([0, 1], ranks_of("b", [1, 2]))
+    assert [*ranks[:2]] == ranks_of("b", [1, 2])
+    assert order.evict(1, PINS) == [3]
+    assert order.ranks_at([2, 3]) == [*ranks_of("a", [3]), 0]
+    assert [ranks[3]] == ranks_of("a", [4])

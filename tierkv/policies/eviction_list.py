@@ -19,14 +19,17 @@ class EvictionList:
     Args:
         policy: decides the eviction order.
         key_of: key of the chunk of a handle.
+        ranks: as in :class:`~tierkv.policies.prefix_order.PrefixOrder`.
     """
 
     __slots__ = ("evictable", "order", "policy", "release_after_write", "tenants")
 
-    def __init__(self, policy: EvictionPolicy, key_of: Callable[[int], Key]) -> None:
+    def __init__(
+        self, policy: EvictionPolicy, key_of: Callable[[int], Key], ranks: memoryview[int] | None = None
+    ) -> None:
         self.policy = policy
         """Policy that decides the eviction order."""
-        self.order = PrefixOrder(policy, key_of)
+        self.order = PrefixOrder(policy, key_of, ranks)
         """Order in which chunks of one prompt enter the policy. Its ``evict`` does not keep :attr:`evictable`."""
         self.release_after_write = (
             policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 
-from tierkv.structures.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
+from tierkv.structures.columns import column, longer, longer_bytes
+from tierkv.structures.rings import PASSED_OVER_MAX, Rings
 from tierkv.types.keys import Key
 
 COUNT_MAX = 15
@@ -29,7 +30,7 @@ class LfuPolicy:
     def __init__(self, chunks_max: int | None = None) -> None:
         self._rings = Rings(COUNT_MAX + 1, chunks_max)
         self._counts = bytearray(self._rings.length)
-        self._counted_at = numbers(self._rings.length)
+        self._counted_at = column("I", self._rings.length)
         self._halvings = 0
         self._uses = 0  # uses since the last halving
         self._room = chunks_max or 0

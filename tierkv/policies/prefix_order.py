@@ -15,7 +15,7 @@ from itertools import groupby
 from zlib import crc32
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
-from tierkv.structures.key_table import GROWTH_NUMBERS_MIN, column, longer
+from tierkv.structures.columns import column, grown, longer
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST
 
@@ -31,8 +31,8 @@ CHAIN_MAX = 4096
 NO_CHUNK = -1
 """Handle of no chunk."""
 
-NO_LINK = 0
-"""Reference to no chunk."""
+UNLINKED, NO_LINK = 0, 1
+"""Links of a chunk that is not in the order, and of one that is the first of its prefix."""
 
 NO_OWNER = -1
 """Digest of no request."""
@@ -46,10 +46,8 @@ USES = 1 << 16
 BEHIND_MAX = USES - 1
 """Chunks behind one that are counted. A chunk that reaches it counts as needed until it is evicted."""
 
-_OWNER_BITS = 32
-_LINK_BITS = 32
-_LINK_MAX = (1 << _LINK_BITS) - 1
-_LINK_FIRST = NO_LINK + 1  # link to handle 0
+_OWNER_BITS = _LINK_BITS = 32
+_LINK_MAX, _LINK_FIRST = (1 << _LINK_BITS) - 1, NO_LINK + 1  # the latter: link to handle 0
 _DEPTH_MAX = (1 << _OWNER_BITS) - 1
 
 
@@ -84,15 +82,18 @@ class PrefixOrder:
         policy: of the tier.
         key_of: key of the chunk of a handle; None: chunks of the prefix that the room is for may be evicted, where the
             policy chooses them before its last one.
+        ranks: column by handle that the tier keeps for chunks in any state; None: one that grows.
     """
 
-    def __init__(self, policy: EvictionPolicy, key_of: Callable[[int], Key] | None = None) -> None:
+    def __init__(
+        self, policy: EvictionPolicy, key_of: Callable[[int], Key] | None = None, ranks: memoryview[int] | None = None
+    ) -> None:
         self._policy = policy
         self._key_of = key_of
         self._aware = policy if isinstance(policy, PrefixAwarePolicy) else None
-        self._ranks = column("Q", 0)
+        self._ranks = column("Q", 0) if ranks is None else ranks
         self._uses = column("H", 0)  # by handle: number of ranked chunks that had the handle before, modulo USES
-        self._before = column("Q", 0)  # by handle: link to the chunk before it in the prefix
+        self._before = column("Q", 0)  # by handle: link to the chunk before it in the prefix, or UNLINKED
         self._behind = column("H", 0)  # by handle: number of chunks that it is the one before, up to BEHIND_MAX
         self._deepest: dict[int, int] = {}  # by request: link to its deepest chunk
         self._cuts: dict[int, int] = {}  # by request: lowest rank of its chunks that were evicted or refused
@@ -178,7 +179,6 @@ class PrefixOrder:
             del self._deepest[next(iter(self._deepest))]
 
     def _link_to(self, handle: int) -> int:
-        """Link to the chunk that has this handle now."""
         return NO_LINK if handle == NO_CHUNK else self._uses[handle] << _LINK_BITS | handle + _LINK_FIRST
 
     def _chunk_at(self, link: int) -> int:
@@ -195,18 +195,20 @@ class PrefixOrder:
             behind[before] += 1
         self._before[handle] = link
 
-    def _lengthen(self, length: int) -> None:
-        if length > len(self._ranks):
-            length += max(GROWTH_NUMBERS_MIN, length // 8)
-            self._ranks, self._before = longer(self._ranks, length), longer(self._before, length)
-            self._uses, self._behind = longer(self._uses, length), longer(self._behind, length)
+    def _lengthen(self, needed: int) -> None:
+        if needed > len(self._before):
+            length = grown(len(self._before), needed)
+            self._before, self._uses = longer(self._before, length), longer(self._uses, length)
+            self._behind = longer(self._behind, length)
+            if needed > len(self._ranks):  # a column of the tier has them all
+                self._ranks = longer(self._ranks, length)
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget chunks that the policy does not know any more, because they were damaged, lost or replaced.
 
         The chunks behind them are accepted: they serve requests again when the lost ones are stored anew.
         """
-        if len(self._ranks):
+        if len(self._before):
             looks = LATE_MAX
             for handle in [*handles][::-1]:  # usually tail first, so that no chunk is left behind one
                 looks = self._close_gap(handle, looks)
@@ -214,10 +216,10 @@ class PrefixOrder:
 
     def _close_gap(self, handle: int, looks: int) -> int:
         """Link the chunk behind a lost one to the one before it, within that number of looks. Returns those left."""
-        rank = self._ranks[handle] if handle < len(self._ranks) else 0
-        if not rank or not self._behind[handle]:
+        if handle >= len(self._behind) or not self._behind[handle]:
             return looks
-        lost, behind = self._link_to(handle), self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK))
+        owner = self._ranks[handle] >> _OWNER_BITS
+        lost, behind = self._link_to(handle), self._chunk_at(self._deepest.get(owner, NO_LINK))
         while looks and behind != NO_CHUNK:
             looks -= 1
             if self._before[behind] == lost:
@@ -228,26 +230,24 @@ class PrefixOrder:
 
     def evicted(self, handles: Iterable[int]) -> None:
         """Forget chunks that were evicted. Where one was the deepest of its prefix, none is accepted behind it."""
-        if len(self._ranks):
+        if len(self._before):
             for handle in handles:
                 if last := self._unrank(handle):
                     self._cut(last)
 
     def _unrank(self, handle: int) -> int:
         """Remove a chunk from its prefix. Returns its rank if it was the deepest one, otherwise 0."""
-        ranks = self._ranks
-        rank = ranks[handle] if handle < len(ranks) else 0
-        if not rank:
+        if handle >= len(self._before) or self._before[handle] == UNLINKED:
             return 0
-        owner = rank >> _OWNER_BITS
+        owner = (rank := self._ranks[handle]) >> _OWNER_BITS
         was_deepest = self._deepest.get(owner, NO_LINK) == self._link_to(handle)
         if was_deepest:
             del self._deepest[owner]
             if self._chunk_at(self._before[handle]) != NO_CHUNK:
                 self._deepest[owner] = self._before[handle]
-        self._follow(handle, NO_LINK)
+        self._follow(handle, UNLINKED)
         self._uses[handle] = (self._uses[handle] + 1) % USES
-        ranks[handle] = self._behind[handle] = 0
+        self._behind[handle] = 0
         return rank if was_deepest else 0
 
     def _cut(self, rank: int) -> None:
@@ -387,13 +387,13 @@ class PrefixOrder:
         return []
 
     def ranks_at(self, handles: Iterable[int | None]) -> list[int]:
-        """Rank of each handle; 0: unknown, or no handle."""
-        ranks, known = self._ranks, len(self._ranks)
-        return [ranks[handle] if handle is not None and handle < known else 0 for handle in handles]
+        """Rank of each handle in the order; 0: it is not there, or no handle."""
+        ranks, links, known = self._ranks, self._before, len(self._before)
+        return [ranks[h] if h is not None and h < known and links[h] != UNLINKED else 0 for h in handles]
 
     def ranked(self) -> list[int]:
-        """Handles with a rank, which the policy must know. O(handles)."""
-        return [handle for handle, rank in enumerate(self._ranks) if rank]
+        """Handles in the order, which the policy must know. O(handles)."""
+        return [handle for handle, link in enumerate(self._before) if link != UNLINKED]
 
 
 def _depth(rank: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy, PrefixAwarePolicy, RequestAwarePolicy, WriteAwarePolicy
-from tierkv.structures.key_table import column, longer
+from tierkv.structures.columns import column, grown, longer
 from tierkv.types.keys import NO_TENANT, Key, Tenant, tenant_of
 from tierkv.types.observation import RequestObservation
 
@@ -225,7 +225,7 @@ class TenantPolicy:
 
     def _grow_to(self, handle: int) -> None:
         if handle >= len(self._of):
-            length = max(handle + 1, len(self._of) + max(4096, len(self._of) // 8))
+            length = grown(len(self._of), handle + 1)
             self._of, self._number = longer(self._of, length), longer(self._number, length)
             self._bytes = longer(self._bytes, length)
 

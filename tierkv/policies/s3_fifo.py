@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.structures.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
+from tierkv.structures.columns import column, longer, longer_bytes
+from tierkv.structures.rings import PASSED_OVER_MAX, Rings
 from tierkv.types.keys import Key
 
 _SMALL, _MAIN = 0, 1
@@ -37,7 +38,7 @@ class S3FifoPolicy:
         self._rings = Rings(2, chunks_max)
         self._uses = bytearray(self._rings.length)
         self._ring = bytearray(self._rings.length)
-        self._marks = numbers(self._rings.length)
+        self._marks = column("I", self._rings.length)
         self._sizes = [0, 0]
         self._room = chunks_max or 0
         self._looks_max = looks_max

@@ -5,7 +5,8 @@ shapes. A dict that is full rebuilds itself at once: with a million keys the eng
 tables of keys are spread over 256 dicts. A full garbage collection walks over every list element by element (60 ms a
 million), but not over memory views, arrays, or dicts from numbers to bytes: so no column is a list.
 
-- :mod:`key_table`: numbers for keys, and columns beside them.
+- :mod:`columns`: a number per chunk, in memory that grows in place.
+- :mod:`key_table`: numbers for keys, and keys by number.
 - :mod:`fifo_index`: keys in insertion order, each with a row.
 - :mod:`rings`: several orders of handles in two columns, for eviction policies.
 - :mod:`lease_queue`: a queue of slot leases, the front of which can be taken aside.

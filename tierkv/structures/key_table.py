@@ -1,13 +1,13 @@
-"""Numbers for keys, and columns by number: what is known of a million chunks without an object per chunk."""
+"""Numbers for keys: what is known of a million chunks is in columns by number, without an object per chunk."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Literal
 
 from tierkv.errors import InvariantError
+from tierkv.structures.columns import column, grown, longer
 from tierkv.types.keys import GROUP_BYTES, Key
 
 Shards = list[dict[Key, int]]
@@ -28,13 +28,6 @@ TABLE_BITS = 16
 TABLE_MASK = (1 << TABLE_BITS) - 1
 """Mask of these bits."""
 
-GROWTH_NUMBERS_MIN = 4096
-"""Columns whose length is not known from the start grow by this many numbers, or by an eighth if that is more."""
-
-
-RUN_MIN = 8
-"""Shortest run of numbers that is worth a slice of each column in place of a loop."""
-
 
 def new_shards() -> Shards:
     """256 empty dicts, one for each value of the shard byte."""
@@ -44,33 +37,6 @@ def new_shards() -> Shards:
 def shards_len(shards: Shards) -> int:
     """Number of keys in all shards together."""
     return sum(map(len, shards))
-
-
-def column(code: Literal["H", "I", "Q"], length: int) -> memoryview[int]:
-    """Column of zeros. code: "H", "I" or "Q", an unsigned integer of 2, 4 or 8 bytes.
-
-    It is a memory view, because reading and writing take two thirds of the time of an ``array``.
-    """
-    return memoryview(bytearray(length * array(code).itemsize)).cast(code)
-
-
-def longer(old: memoryview[int], length: int) -> memoryview[int]:
-    """Copy of a column with zeros appended up to ``length``. The old column must not be used any more."""
-    codes: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
-    new = column(codes[old.itemsize], length)
-    new[: len(old)] = old
-    return new
-
-
-def run_of(numbers: Sequence[int]) -> slice | None:
-    """Slice of columns that has just these numbers; None if there are few, or some do not follow one another."""
-    if len(numbers) < RUN_MIN:
-        return None
-    first, last = numbers[0], numbers[-1]
-    step = 1 if last > first else -1
-    if (last - first) * step != len(numbers) - 1 or [*numbers] != [*range(first, last + step, step)]:
-        return None
-    return slice(min(first, last), max(first, last) + 1)
 
 
 class KeyColumn:
@@ -338,12 +304,12 @@ class KeyTable:
     def _lead_to(self, number: int, place: int) -> None:
         """Note the next place of a key that has a number here."""
         if not self.further:
-            self.further = column("Q", self.length)
+            self.further = longer(self.further, self.length)
         self.further[number] = place
 
     def _grow(self, length: int) -> None:
         if length > self.length:
-            self.length = max(length, self.length + max(GROWTH_NUMBERS_MIN, self.length // 8))
+            self.length = grown(self.length, length)
             self._keys.grow(self.length)
             if self.further:
                 self.further = longer(self.further, self.length)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
+
+from tierkv.structures.columns import column, grown, longer
 
 PASSED_OVER_MAX = 8192
 """Pinned handles that one choice of victims skips before it gives up for now: half a millisecond's work."""
 
-_GROWTH_HANDLES_MIN = 4096
-
-
-def longer_bytes(column: bytearray, length: int) -> None:
-    """Append zeros up to ``length``."""
-    column.extend(bytes(max(0, length - len(column))))
+HANDLES_MIN = 4096
+"""Handles for which there is room from the start."""
 
 
 class Rings:
@@ -38,27 +35,29 @@ class Rings:
         """Bound of the handles; columns beside these need as many entries."""
         self.passed_over = 0
         """Number of pinned handles that :meth:`unpinned` skipped since this was set to 0; the maximum ends a choice."""
-        self.next = self.previous = _links(0)
-        self._resize(max(handles_max or 0, _GROWTH_HANDLES_MIN))
+        self.next = self.previous = column("i", 0)
+        self._resize(max(handles_max or 0, HANDLES_MIN))
 
     def _resize(self, length: int) -> None:
-        old = self.length
-        following, previous = _links(length + self._rings), _links(length + self._rings)
+        rings, old = self._rings, self.length
         if old:
-            for column, before in ((following, self.next), (previous, self.previous)):
-                column[:old] = before[:old]
-                column[length:] = before[old:]
+            self.next, self.previous = longer(self.next, length + rings), longer(self.previous, length + rings)
+            for links in (self.next, self.previous):
+                ends = links[old : old + rings].tobytes()
+                links[old : old + rings] = column("i", rings)
+                links[length:] = memoryview(ends).cast("i")
         else:
-            for ring in range(self._rings):
-                following[~ring] = previous[~ring] = ~ring
-        self.next, self.previous, self.length = following, previous, length
+            self.next, self.previous = column("i", length + rings), column("i", length + rings)
+            for ring in range(rings):
+                self.next[~ring] = self.previous[~ring] = ~ring
+        self.length = length
 
     def make_room(self, handles: Sequence[int]) -> bool:
         """Grow if any of ``handles`` is beyond the end. Returns whether the columns grew."""
         highest = max(handles, default=-1)
         if highest < self.length:
             return False
-        self._resize(max(highest + 1, self.length + max(_GROWTH_HANDLES_MIN, self.length // 8)))
+        self._resize(max(grown(self.length, highest + 1), self.length + self._rings))  # sentinels move, O(1) a handle
         return True
 
     def append(self, ring: int, handles: Sequence[int]) -> None:
@@ -183,19 +182,3 @@ class Rings:
             else:
                 yield handle
             handle = after
-
-
-def _links(length: int) -> memoryview[int]:
-    return memoryview(bytearray(length * array("i").itemsize)).cast("i")
-
-
-def numbers(length: int) -> memoryview[int]:
-    """Column of zeros: unsigned numbers of four bytes."""
-    return memoryview(bytearray(length * array("I").itemsize)).cast("I")
-
-
-def longer(column: memoryview[int], length: int) -> memoryview[int]:
-    """Copy of such a column with zeros appended up to ``length``."""
-    new = numbers(length)
-    new[: len(column)] = column
-    return new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tierkv.structures.key_table import column
+from tierkv.structures.columns import column
 from tierkv.types.keys import GROUP_BYTES, Key
 
 _WAYS = 8

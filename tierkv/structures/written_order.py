@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tierkv.structures.key_table import column, longer
+from tierkv.structures.columns import column, grown, longer
 
 WRITERS_MAX = 4096
 """Requests whose predecessor is remembered. The oldest are forgotten: what they write later continues no other."""
@@ -93,7 +93,7 @@ class WrittenColumn:
         if not rows or not (len(ranks) or len(self._ranks)):
             return
         if (length := max(rows) + 1) > len(self._ranks):
-            self._ranks = longer(self._ranks, length + length // 8)
+            self._ranks = longer(self._ranks, grown(len(self._ranks), length))
         known, first = self._ranks, rows[0]
         # As at an open, of a million chunks.
         if len(ranks) > 1 and (isinstance(rows, range) or rows == [*range(first, first + len(rows))]):

@@ -46,7 +46,7 @@ class HostTier:
         """Objects that wait for chunks to become readable."""
         self.policy = policy
         """Policy that decides the eviction order."""
-        self.listed = EvictionList(policy, self.slots.key)
+        self.listed = EvictionList(policy, self.slots.key, self.slots.ranks)
         """Chunks that the policy knows: READY, and not demoting."""
         self.has_quotas = self.listed.tenants is not None
         """Whether the policy keeps quotas of tenants."""
@@ -283,7 +283,7 @@ class HostTier:
         """Rank visible chunks anew, in prefix order, because a request continues them; the head is the most recent."""
         table = self.slots
         found = [(slot, rank) for slot, rank in zip(slots, ranks, strict=True) if slot is not None]
-        for slot, rank in found:
+        for slot, rank in found if any(ranks) else ():
             table.ranks[slot] = rank
         ready = [slot for slot, _ in found if table.states[slot] == _READY]
         if table.demoting:

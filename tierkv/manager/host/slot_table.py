@@ -14,7 +14,8 @@ from itertools import repeat
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, column, new_shards, run_of, shards_len
+from tierkv.structures.columns import column, run_of
+from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, new_shards, shards_len
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
@@ -59,7 +60,7 @@ class SlotTable:
         self.generations = column("I", num_slots)
         """Number that differs between successive owners of a slot."""
         self.ranks = column("Q", num_slots)
-        """Rank of the chunk in its prompt (:mod:`tierkv.policies.prefix_order`); 0: unknown."""
+        """Rank of the chunk in its prompt; 0: unknown. :mod:`tierkv.policies.prefix_order` reads and renews it."""
         self.newest_generation = 0
         """Generation of the chunks that were admitted last."""
         self.new_generations = 0

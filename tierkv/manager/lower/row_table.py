@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory, KeyTable, column, longer
+from tierkv.structures.columns import column, longer, longer_bytes
+from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory, KeyTable
 from tierkv.structures.written_order import WrittenColumn
 from tierkv.types.keys import Key
 
@@ -149,7 +150,7 @@ class RowTable:
     def _lengthen(self) -> None:
         length = self.keys.length
         if length > len(self.flags):
-            self.flags.extend(bytes(length - len(self.flags)))
+            longer_bytes(self.flags, length)
             self.frame_bytes, self.uses = longer(self.frame_bytes, length), longer(self.uses, length)
 
     def discard_unused(self, row: int) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.retention import Retention
-from tierkv.structures.key_table import column
+from tierkv.structures.columns import column
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 

@@ -13,7 +13,8 @@ from tierkv.policies.adaptive.residents import NO_HANDLE, Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.value_model import ValueModel
 from tierkv.policies.ghost import marks_of
-from tierkv.structures.rings import PASSED_OVER_MAX, longer_bytes
+from tierkv.structures.columns import longer_bytes
+from tierkv.structures.rings import PASSED_OVER_MAX
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
 from tierkv.types.observation import RequestObservation

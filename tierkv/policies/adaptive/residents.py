@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tierkv.structures.rings import longer, longer_bytes, numbers
+from tierkv.structures.columns import column, longer, longer_bytes
 
 NO_HANDLE = 0xFFFFFFFF
 _HEADS_MIN = 1 << 10
@@ -21,16 +21,16 @@ class Residents:
     """
 
     def __init__(self) -> None:
-        self.marks = numbers(0)
-        self.runs = numbers(0)
+        self.marks = column("I", 0)
+        self.runs = column("I", 0)
         """Number of the run that a chunk belongs to."""
-        self.parents = numbers(0)
+        self.parents = column("I", 0)
         """Mark of the previous chunk in the prompt; 0: unknown."""
-        self.children = numbers(0)
+        self.children = column("I", 0)
         """Number of chunks in the tier whose parent is this chunk."""
         self.seen = bytearray()
         """Number of requests that had the chunk in their path, up to 255."""
-        self._after = numbers(0)  # the next handle in the same place of the table
+        self._after = column("I", 0)  # the next handle in the same place of the table
         self._heads = array("I", [NO_HANDLE]) * _HEADS_MIN
         self._half = _HEADS_MIN  # places before the first that was split since the table had half its size
         self._count = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tierkv.policies.adaptive.classes import CLASSES, LEVELS
 from tierkv.policies.adaptive.value_model import AGES, ValueModel
-from tierkv.structures.rings import numbers
+from tierkv.structures.columns import column
 
 RUNS_MIN, RUNS_MAX = 1 << 12, 1 << 18
 STEPS_MAX = 1024
@@ -33,9 +33,9 @@ class RunLog:
         """Time of the run by place, in seconds."""
         self.queues = memoryview(bytearray(size * array("H").itemsize)).cast("H")
         """Queue of the run by place: ``class * LEVELS + level``."""
-        self.alive = numbers(size)
+        self.alive = column("I", size)
         """Number of the run's chunks by place that are remembered, in the tier or not, and were not seen again."""
-        self._numbers = numbers(size)
+        self._numbers = column("I", size)
         self._next = size + 1
         self._ages = [self._next] * len(AGES)  # per age interval, the first run that is too young for it
         self._due_s = [0.0] * len(AGES)  # per age interval, the earliest time at which that run may enter it
