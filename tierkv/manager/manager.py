@@ -29,7 +29,7 @@ from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.observation import RequestObservation
 from tierkv.types.tier_ops import TierOp, TierReport
-from tierkv.types.transfers import SlotRef
+from tierkv.types.transfers import VOID_SLOT, SlotRef
 
 PREFIX_BLOCK_KEYS = 32
 """Keys of the first block of a prefix that is looked up. Each further block is twice as long."""
@@ -231,17 +231,17 @@ class OffloadManager:
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """End a load. Chunks in ``failed``, whose verification failed on the way to the GPU, are dropped."""
-        host = self._host
-        leased = host.slots.leased(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
-        bad = [slot for slot in leased if host.slots.key(slot) in failed] if failed else []
-        self.counters.chunks_loaded += len(leased) - len(bad)
-        dropped = [slot for slot in bad if host.slots.state(slot) is ChunkState.READY]
-        if dropped:
-            self.counters.chunks_corrupt[HOST] += len(dropped)
-            self._events.extend(CacheEventKind.REMOVED, HOST, [host.slots.key(slot) for slot in dropped])
-            host.drop(dropped)
-            self.step.version += 1
-        self.passages.copied(leased)
+        leases, host, bad = [*slots][::-1], self._host, list[int]()  # tail first: the head stays longest (S54)
+        if failed:
+            leases = [lease for lease in leases if lease != VOID_SLOT]
+            bad = [slot for slot in host.slots.leased(leases) if host.slots.key(slot) in failed]
+            if dropped := [slot for slot in bad if host.slots.state(slot) is ChunkState.READY]:
+                self.counters.chunks_corrupt[HOST] += len(dropped)
+                self._events.extend(CacheEventKind.REMOVED, HOST, [host.slots.key(slot) for slot in dropped])
+                host.drop(dropped)
+                self.step.version += 1
+        self.counters.chunks_loaded += len(leases) - len(bad)
+        self.passages.copied(leases)
 
     def read_ahead(self, keys: Sequence[Key], count: int, ctx: RequestContext) -> dict[Key, str]:
         """Start to read up to ``count`` of ``keys`` that are in lower tiers only; see :meth:`TierIO.read_ahead`."""

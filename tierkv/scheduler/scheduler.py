@@ -30,7 +30,7 @@ from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.requests.observations import end_of
 from tierkv.scheduler.requests.record import KEYS_MADE_MAX, RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
-from tierkv.scheduler.requests.rules import check_allocation, check_computed, check_hashes
+from tierkv.scheduler.requests.rules import HASHES_CHECKED_MAX, check_allocation, check_computed, check_hashes
 from tierkv.scheduler.running import RunningRequests
 from tierkv.scheduler.store.plans import make_store_plan
 from tierkv.scheduler.store.stores import Stores
@@ -71,7 +71,7 @@ class OffloadScheduler:
         self._hints = HintReader(lambda: manager.tier_names, counters, warn)
         self._prefill = PrefillRate(limits.prefill_tokens_per_s)
         choice = LoadOrRecompute(manager, geometry, limits, counters, self._prefill)
-        in_flight = LoadsInFlight(active=limits.gpu_prefix_caching)
+        in_flight = LoadsInFlight(manager.budget.share(), active=limits.gpu_prefix_caching)
         self._ahead = ReadAhead(manager, geometry, limits, counters, choice)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, choice, in_flight)
         self._accounting = Accounting(geometry, counters)
@@ -146,7 +146,7 @@ class OffloadScheduler:
                 raise EngineProtocolError("a request has an empty id: give each one an id of its own")
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
-            check_hashes(record)
+            check_hashes(record, HASHES_CHECKED_MAX)
             self._records[request.request_id] = record
             record.stats = self._accounting.open_stats(request.request_id)
             record.resets = self._running.resets
@@ -174,7 +174,7 @@ class OffloadScheduler:
                 break a rule, or the number of computed tokens is negative. Nothing has changed then.
         """
         record = self._record(request)
-        check_hashes(record)
+        check_hashes(record, HASHES_CHECKED_MAX)
         check_computed(request, num_computed_tokens)
         self._counters.lookups += 1
         if record.state is RequestState.RUNNING:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from core_parts import make_core
+from collections.abc import Iterable
+
+import pytest
+from core_parts import Core, make_core
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.types.keys import Key, make_key
+from tierkv.types.transfers import SlotRef
 
 CHUNKS = 512
 STEP_KEYS = 64
 
 
-def test_the_end_of_a_load_releases_a_part_of_its_chunks_in_each_step() -> None:
+def count_leases(core: Core, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of leases that each look at some has, from now on."""
+    counts: list[int] = []
+    leased = core.host.slots.leased
+
+    def count(leases: Iterable[SlotRef]) -> list[int]:
+        some = [*leases]
+        counts.append(len(some))
+        return leased(some)
+
+    monkeypatch.setattr(core.host.slots, "leased", count)
+    return counts
+
+
+def test_the_end_of_a_load_releases_a_part_of_its_chunks_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt of any length ends its load in one call, so this call must not release all of its chunks.
 
     Until then they count under the cap, and the chunk that is released last is the head: it is evicted last.
@@ -27,8 +45,10 @@ def test_the_end_of_a_load_releases_a_part_of_its_chunks_in_each_step() -> None:
     account = core.manager.passages.account
     assert (core.host.room, account.copying) == (0, CHUNKS)
     core.begin()
+    looked = count_leases(core, monkeypatch)
     core.manager.complete_load(grant.slots)
     steps, room = 0, core.host.room
+    assert sum(looked) == room, "no lease is looked at before its slot is released"
     assert 0 < room <= STEP_KEYS * SLOTS_PER_KEY
     while core.host.room < CHUNKS:
         core.manager.validate()

@@ -12,6 +12,8 @@ from core_parts import Core, make_core
 from group_parts import window
 
 from tierkv.errors import EngineProtocolError
+from tierkv.scheduler import scheduler
+from tierkv.scheduler.requests.rules import HASHES_CHECKED_MAX
 from tierkv.types.engine import GroupKind, GroupSpec, ScheduledRequest, StepOutput
 from tierkv.types.transfers import WorkerOutput
 
@@ -91,6 +93,59 @@ def test_bad_hashes(hashes: list[object], words: list[str], when: str) -> None:
     request.block_hashes = [b"one", b"two", b"three"]
     calls[when]()
     core.scheduler.validate()
+
+
+class CountedHashes(list[bytes]):
+    """Hashes of a prompt, and how many of them were taken out."""
+
+    taken = 0
+
+    def __getitem__(self, place: Any) -> Any:  # an index, or a slice
+        """Take out one hash, or some."""
+        found = super().__getitem__(place)
+        self.taken += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_the_hashes_of_a_long_prompt_are_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrival of a prompt of 100,000 chunks took 15 ms. No key is made of a hash before it is checked."""
+    monkeypatch.setattr(scheduler, "HASHES_CHECKED_MAX", 8)
+    core = make_core()
+    hashes = CountedHashes(b"%4d" % number for number in range(30))
+    request = OddRequest(hashes, num_tokens=121)
+    core.scheduler.on_new_request(request)
+    assert hashes.taken <= 8
+    answers, made = [], []
+    for _ in range(4):
+        hashes.taken = 0
+        answers.append(core.scheduler.get_num_new_matched_tokens(request, 0)[0])
+        made.append(len(core.scheduler._records["a"].groups[0].keys))
+        assert hashes.taken <= 3 * 8 + 1, "checked, and made into keys, also those of the arrival"
+    assert answers == [None, None, 0, 0]
+    assert made == [16, 24, 30, 30]
+
+
+def test_a_hash_that_repeats_one_that_was_checked_before() -> None:
+    """The parts in which a long prompt is checked are one prompt: the same chunk would have two places in it."""
+    core = make_core()
+    request = OddRequest([b"%6d" % number for number in range(2 * HASHES_CHECKED_MAX)])
+    request.block_hashes[-1] = request.block_hashes[5]
+    core.scheduler.on_new_request(request)
+    ask = core.scheduler.get_num_new_matched_tokens
+    refuses(core, lambda: ask(request, 0), "'a'", f"block_hashes[{len(request.block_hashes) - 1}]", "block_hashes[5]")
+    refuses(core, lambda: core.scheduler.request_finished(request, []), "'a'", "block_hashes[5]")
+
+
+def test_a_step_checks_the_rest_of_a_long_prompt() -> None:
+    """An engine may schedule a request that it has asked about once, or never."""
+    core = make_core()
+    request = OddRequest([b"%6d" % number for number in range(2 * HASHES_CHECKED_MAX)])
+    core.scheduler.on_new_request(request)
+    core.scheduler.build_connector_meta(entry())
+    record = core.scheduler._records["a"]
+    assert record.checked_hashes == len(request.block_hashes)
+    assert record.extend_keys(core.geometry)
+    assert len(record.groups[0].keys) == len(request.block_hashes)
 
 
 def test_a_hash_that_repeats_the_last_known_one() -> None:

@@ -23,6 +23,7 @@ from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
+from tierkv.types.transfers import SlotRef
 
 
 class Passages:
@@ -314,9 +315,9 @@ class Passages:
             self.account.num_copied += 1
         self._copied_queue.update(passage)
 
-    def copied(self, slots: list[int]) -> None:
+    def copied(self, leases: list[SlotRef]) -> None:
         """End a job that copied from these slots. They are released in this order, in this step and later ones."""
-        self._releases.release(slots, SlotUse.COPIED)
+        self._releases.release(leases, SlotUse.COPIED)
 
     # -- releasing ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.manager.host.host_tier import HostTier
@@ -11,6 +12,10 @@ from tierkv.manager.passages.passage import Passage
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
 from tierkv.manager.step_budget import BudgetShare
 from tierkv.types.geometry import cdiv
+from tierkv.types.transfers import SlotRef
+
+Slots = list[int] | list[SlotRef]
+"""Slots to release: by their numbers, or leases on them."""
 
 
 class SlotReleases:
@@ -26,7 +31,7 @@ class SlotReleases:
         self._host = host
         self._account = account
         self._share = share
-        self._waiting: deque[tuple[SlotUse, list[int]]] = deque()
+        self._waiting: deque[tuple[SlotUse, Slots]] = deque()
         self._ended: deque[Passage] = deque()
 
     @property
@@ -36,13 +41,16 @@ class SlotReleases:
 
     def waiting(self) -> Iterator[tuple[SlotUse, list[int]]]:
         """Iterate over the slots that later steps release, with their use. O(slots)."""
-        yield from self._waiting
+        for use, slots in self._waiting:
+            yield use, self._slots_of(slots, use)
         for passage in self._ended:
             yield passage.slot_use, passage.held_tail_first()
 
-    def release(self, slots: list[int], use: SlotUse) -> None:
-        """Release slots in this order, for which the list is used up. use: of all of them."""
-        if self._waiting or not self._release(slots, use):
+    def release(self, slots: Slots, use: SlotUse) -> None:
+        """Release slots in this order, for which the list is used up. use: of all of them; leases of those COPIED."""
+        if not self._waiting:
+            self._host.unpin(self._take(slots, use))
+        if slots:
             self._waiting.append((use, slots))
 
     def release_later(self, passages: Iterable[Passage]) -> None:
@@ -69,15 +77,16 @@ class SlotReleases:
             passage = self._ended.popleft()
             self._waiting.append((passage.slot_use, passage.held_tail_first()))
 
-    def _release(self, slots: list[int], use: SlotUse) -> bool:
-        """Release slots from the front, and remove them from the list. Returns whether none is left."""
-        self._host.unpin(self._take(slots, use))
-        return not slots
-
-    def _take(self, slots: list[int], use: SlotUse) -> list[int]:
+    def _take(self, slots: Slots, use: SlotUse) -> list[int]:
         """Remove slots from the front of a list, as many as the budget allows; they do not count any more."""
         count = min(len(slots), SLOTS_PER_KEY * self._share.take(cdiv(len(slots), SLOTS_PER_KEY)))
-        taken = slots[:count]
+        taken = self._slots_of(slots[:count], use)
         del slots[:count]
-        self._account.released(count, use)
+        self._account.released(len(taken), use)
         return taken
+
+    def _slots_of(self, slots: Slots, use: SlotUse) -> list[int]:
+        """The slots by their numbers. A load may have any number of leases, so a step looks at a part of them only."""
+        if use is SlotUse.COPIED:
+            return self._host.slots.leased(cast("list[SlotRef]", slots))
+        return cast("list[int]", slots)

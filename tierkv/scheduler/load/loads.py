@@ -138,6 +138,8 @@ class Loads:
 
     def begin_step(self) -> None:
         """Let tiers read on: streams take the slots that became free before this step's stores do."""
+        if self._in_flight.waiting:
+            self._in_flight.begin_step()
         if self._streams:
             self._gather_streams()
 

@@ -109,6 +109,7 @@ class RequestRecord:
         streaming: its load has several jobs; between two of them none is in flight.
         store_jobs: ids of its store jobs in flight.
         checked_hashes: hashes of the request that were checked.
+        hashes_checked_so_far: these hashes, while others that became known with them are not checked.
         computed_tokens: tokens with computed KV; during a lookup, those in the engine's own cache.
         quiet_tokens: while it has fewer tokens than this and gets no block, a step only counts them.
         unconfirmed_tokens: tokens of its latest step, which may still be rejected; used by the eager store plan.
@@ -141,6 +142,7 @@ class RequestRecord:
         self.transitions: TransitionLog[RequestEvent, RequestState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self.groups = [GroupRecord(group) for group in geometry.groups]
         self.checked_hashes = 0
+        self.hashes_checked_so_far: set[object] = set()
         self._scope = scope_of(request)
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
@@ -175,14 +177,15 @@ class RequestRecord:
             self.watcher(self.ctx.request_id, event, before, self.state)
 
     def extend_keys(self, geometry: Geometry, keys_max: int | None = None) -> bool:
-        """Append the keys of chunks whose hashes have become known (S3, S4).
+        """Append the keys of chunks whose hashes have become known (S3, S4), and are checked if any is.
 
         keys_max: largest number of keys to append; None: any. Returns whether no key is left to append.
         """
         hashes = self.request.block_hashes
+        known = self.checked_hashes if self.hashes_checked_so_far else len(hashes)
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
-            left = len(hashes) // per_chunk - len(record.keys)
+            left = known // per_chunk - len(record.keys)
             if left <= 0:
                 continue
             count = left if keys_max is None else min(left, keys_max)
@@ -191,7 +194,7 @@ class RequestRecord:
             if count < left:
                 return False
             keys_max = None if keys_max is None else keys_max - count
-        return True
+        return known == len(hashes)
 
     @property
     def hit_end_max(self) -> int:

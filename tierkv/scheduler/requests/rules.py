@@ -16,11 +16,18 @@ def refused(request_id: str, why: str) -> EngineProtocolError:
     return EngineProtocolError(f"request {request_id!r}{why}", request_id=request_id)
 
 
-def check_hashes(record: RequestRecord) -> None:
+HASHES_CHECKED_MAX = 8_192
+"""Hashes of a prompt that one call checks: a millisecond's work. Of a longer prompt, later calls check the rest."""
+
+
+def check_hashes(record: RequestRecord, hashes_max: int | None = None) -> None:
     """Check the hashes that have become known since the last call.
 
     Hashes are chained, so none repeats within a request: a chunk would get the KV bytes of another one. Repetitions are
     looked for among the new hashes and the last known one, so that a step costs nothing for the old ones.
+
+    hashes_max: number of hashes to check, of those that have become known together; the next calls check the others.
+    Keys are made of checked hashes only (:meth:`RequestRecord.extend_keys`). None: all.
 
     Raises:
         EngineProtocolError: one of them is not bytes, is empty, or repeats another one. Names its index.
@@ -30,10 +37,17 @@ def check_hashes(record: RequestRecord) -> None:
     if count <= record.checked_hashes:
         return
     first = max(0, record.checked_hashes - 1)
-    new = hashes[first:]
-    if set(map(type, new)) != {bytes} or not all(new) or len(set(new)) != len(new):
+    stop = count if hashes_max is None else min(count, record.checked_hashes + hashes_max)
+    new, earlier = hashes[first:stop], record.hashes_checked_so_far
+    if set(map(type, new)) != {bytes} or not all(new) or len(unique := set(new)) != len(new):
         _find_fault(record.ctx.request_id, new, first)
-    record.checked_hashes = count
+    if earlier and not earlier.isdisjoint(new[1:]):
+        _find_fault(record.ctx.request_id, hashes[:stop], 0)
+    if stop < count:
+        earlier |= unique
+    elif earlier:
+        record.hashes_checked_so_far = set()
+    record.checked_hashes = stop
 
 
 def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
