@@ -31,7 +31,7 @@ def column(code: Code, length: int) -> memoryview[int]:
 def longer(old: memoryview[int], length: int) -> memoryview[int]:
     """Append zeros to a column up to ``length``. Returns its new view; the old one must not be used any more.
 
-    The memory is the same, unless somebody keeps a view of it, as a policy may of the pins that it was given.
+    The memory is the same, unless another component keeps a view of it, as a policy may of the pins that it was given.
     """
     memory, code, added = old.obj, _CODES[old.format], bytes(old.itemsize * (length - len(old)))
     if not isinstance(memory, bytearray):

@@ -61,7 +61,7 @@ def test_a_load_of_any_length_is_entered_and_removed_in_parts() -> None:
     assert loads.has_any(keys[-1:])
     loads.ended("a", keys)
     sizes.append(len(loads))
-    assert not loads.has_any(keys), "a load that has ended delays nobody, though its keys are not removed yet"
+    assert not loads.has_any(keys), "a load that has ended delays no other request, though its keys are not removed yet"
     assert loads.moved_s(keys) is None
     loads.started("b", keys[-1:], 2.0)
     while len(loads) > 2:  # the other load, and the last key
