@@ -39,7 +39,7 @@ class S3Server:
     Attributes:
         requests: "METHOD path" of all requests.
         headers: WSGI environment of each request.
-        refuse: end of a path -> status line, and XML body, of the response to requests for it.
+        refuse: end of a path, or of one with a query -> status line, and XML body, of the response to requests for it.
         refuse_conditions: whether conditional requests are refused as not implemented.
         in_flight_max: largest number of requests that waited or were served at once.
     """
@@ -91,8 +91,9 @@ class S3Server:
 
     def _answer(self, path: str, environ: dict[str, Any], start_response: Any) -> Any:
         refused = {**self.refuse, **({"": "501 Not Implemented"} if self.refuse_conditions else {})}
+        asked = f"{path}?{environ.get('QUERY_STRING', '')}"
         for end, status in refused.items():
-            if path.endswith(end) and (end or "HTTP_IF_NONE_MATCH" in environ):
+            if (asked if "?" in end else path).endswith(end) and (end or "HTTP_IF_NONE_MATCH" in environ):
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
                 line, xml, body = status.partition("<")
                 content = f"{xml}{body}".encode() if environ["REQUEST_METHOD"] != "HEAD" else b""

@@ -62,7 +62,7 @@ def test_bucket_that_grows_without_bound(
 
 def test_rules_that_cannot_be_queried(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the rules needs another permission than using the bucket, and it needs botocore."""
-    s3.refuse[f"/{url.split('/')[2]}"] = "403 Forbidden"
+    s3.refuse[f"/{url.split('/')[2]}?lifecycle"] = "403 Forbidden"
     try:
         assert lifecycle_detail(s3, url, None).startswith("not known: access is refused")
     finally:

@@ -157,7 +157,7 @@ def chunks_enter_policies_as_they_come(patch: Patch) -> None:
 @breaks("overload", NAMED)
 def repeated_hashes_are_accepted(patch: Patch) -> None:
     """The scheduler accepts a request whose hashes repeat."""
-    patch.setattr("tierkv.scheduler.scheduler.check_hashes", lambda record: None)
+    patch.setattr("tierkv.scheduler.scheduler.check_hashes", lambda *_: None)
 
 
 # -- probes ----------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def skipped_writes_count_as_written(patch: Patch) -> None:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-@breaks("windows", ONCE)
+@breaks("windows", ONCE, first=10)
 def time_stands_still_between_steps(patch: Patch) -> None:
     """Operations that begin after a long forward pass have the deadline of its beginning."""
     patch.setattr(StackCore, "update_time", lambda self: None)

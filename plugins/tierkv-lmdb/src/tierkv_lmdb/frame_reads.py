@@ -52,34 +52,56 @@ def read(environment: Environment, failures: Failures, requests: Sequence[ReadRe
 
 
 def _read(environment: Environment, failures: Failures, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-    """Copy the frames in one transaction; where that fails, each in its own, so that one costs no other."""
+    """Copy the frames in one transaction. What fails for one of them costs no other."""
+    results: list[ReadResult] = []
     try:
         with environment.reading(frames=True) as txn:
-            return _read_within(txn, environment, failures, requests)
+            for result in _results(txn, environment, failures, requests):
+                results.append(result)  # noqa: PERF402 - those before an error are good
     except BackendUnavailableError as error:
         return [failures.unavailable(str(error), request.key) for request in requests]
     except TierKVError:
         raise  # closed: this concerns every key
-    except (lmdb.Error, OSError) as error:
+    except lmdb.Error as error:
+        number = len(results)
+        rest = requests[number + 1 :]
+        failed = failures.from_cause("read", error, requests[number].key)
+        return [*results, failed, *(_read(environment, failures, rest) if rest else ())]
+    except OSError as error:
         if len(requests) == 1:
             return [failures.from_cause("read", error, requests[0].key)]
-    return [result for request in requests for result in _read(environment, failures, [request])]
+        return [result for request in requests for result in _read(environment, failures, [request])]
+    return results
 
 
-def _read_within(
+def _results(
     txn: lmdb.Transaction[memoryview], environment: Environment, failures: Failures, requests: Sequence[ReadRequest]
-) -> list[ReadResult]:
+) -> Iterator[ReadResult]:
+    """Yield the result of each request, up to the first that LMDB cannot look up.
+
+    Raises:
+        lmdb.Error: LMDB could not look that one up.
+        OSError: the disk cannot read one of the frames.
+    """
     places: dict[int, Place] = {}
+    known, trouble = len(requests), None
     for number, request in enumerate(requests):
-        entry = txn.get(request.key, db=environment.index) if is_storable(environment, request.key) else None
+        try:
+            entry = txn.get(request.key, db=environment.index) if is_storable(environment, request.key) else None
+        except lmdb.Error as error:
+            known, trouble = number, error
+            break
         page, size = (0, 0) if entry is None else (page_of(entry), unpack_index(entry)[0])
         if page and size <= len(request.buffer):
             places[number] = Place(page, size, request.buffer)
     filled = dict(zip(places, environment.copy_all(places.values()), strict=True))
-    return [
-        places[number].size if filled.get(number) else _copied(environment, failures, request, txn)
-        for number, request in enumerate(requests)
-    ]
+    for number in range(known):
+        if filled.get(number):
+            yield places[number].size
+        else:
+            yield _copied(environment, failures, requests[number], txn)
+    if trouble is not None:
+        raise trouble
 
 
 def _copied(
