@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import IO, Any, Self
 
-from benchmarks.measure import Settings
+from benchmarks.measure import Settings, progress
 from benchmarks.rows import Row, Target
 from benchmarks.side_by_side.jobs import Job, Life, StackName
 from benchmarks.side_by_side.vllm_ab import FULL, engine_environment, in_turns, write_model
@@ -80,9 +80,10 @@ def _measure(folder: Path, count: int) -> list[dict[StackName, Costs]]:
             for stack in stacks
         }
         for number in range(-1, count):  # the first one warms up
-            costs = {
-                stack: engines[stack].run(number) for stack, life in in_turns(number, stacks) if life is Life.FIRST
-            }
+            costs: dict[StackName, Costs] = {}
+            for stack in [stack for stack, life in in_turns(number, stacks) if life is Life.FIRST]:
+                costs[stack] = engines[stack].run(number)
+                progress(f"decode_step: round {number + 1} of {count}, {stack.value}: ended")
             if number >= 0:
                 rounds.append(costs)
     return rounds
