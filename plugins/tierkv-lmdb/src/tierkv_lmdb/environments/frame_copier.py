@@ -109,7 +109,8 @@ class FrameCopier:
     def _runs(self, places: Iterable[Place]) -> Iterator[list[Place]]:
         """Cut the places, in order, into runs of adjacent pages."""
         run: list[Place] = []
-        end, pages_max = 0, RUN_BYTES_MAX // self._page_bytes
+        # Where the map cannot be asked, the ends of a run say nothing of a frame between them.
+        end, pages_max = 0, RUN_BYTES_MAX // self._page_bytes if self._asks_map else 0
         for place in places:
             pages = overflow_pages(place.size, self._page_bytes)
             if run and (place.page != end or place.page + pages - run[0].page > pages_max):
