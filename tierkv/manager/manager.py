@@ -267,13 +267,13 @@ class OffloadManager:
             self.counters.stores_refused += 1
             self.passages.note_shortage()
             return None
-        (wanted, ranks, evicted), self.step.stored_s = chosen, self.step.now
+        wanted, ranks, evicted = chosen
+        self.step.stored_s = self.step.now
         slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
         if present:
             self._tier_io.used(present, ctx.hints)
         if ctx.hints.has_retention or self.retention.any:
-            below = self._tier_io.source_of
-            self.retention.stored(wanted, ctx.hints, self.step.now, lambda key: below(key) is not None)
+            self.retention.stored(wanted, ctx.hints, self.step.now, self._tier_io.source_of)
         return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:

@@ -54,13 +54,16 @@ class Retention:
         """Number of chunks of :meth:`end_now` that are not known to be gone from every tier, nor stored again."""
         return len(self._ended) + len(self._begun)
 
-    def stored(self, keys: Iterable[Key], hints: RequestHints, now: float, is_below: Callable[[Key], bool]) -> None:
+    def stored(
+        self, keys: Iterable[Key], hints: RequestHints, now: float, source_of: Callable[[Key], object | None]
+    ) -> None:
         """Apply the hints of a request to chunks that it stores and that were not in the host tier.
 
-        A chunk that a lower tier has without a TTL keeps having none, and does not become one-shot.
+        A chunk that a lower tier has without a TTL keeps having none, and does not become one-shot. source_of: a lower
+        tier that has a chunk, or None.
         """
         for key in keys:
-            if key in self._ended or key in self.lifetimes or is_below(key):
+            if key in self._ended or key in self.lifetimes or source_of(key) is not None:
                 self._used(key, hints, now)
                 continue
             if hints.ttl_s is not None:
