@@ -10,7 +10,7 @@ STEP_KEYS_MAX = 1024
 """Default number of key operations per step: about three milliseconds' work."""
 
 KEYS_PER_LOOK = 8
-"""Chunks whose existence is looked up in one batch for the cost of one key operation."""
+"""Chunks that are looked up, or entered in a table, in one batch for the cost of one key operation."""
 
 
 class StepBudget:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.manager.step_budget import StepBudget
-from tierkv.scheduler.lookup.loads_in_flight import KEYS_PER_CHANGE, LoadsInFlight
+from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
+from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.types.keys import Key, make_key
 
 KEYS = tuple(Key(bytes([number])) for number in range(6))
@@ -47,7 +47,7 @@ def test_a_load_of_any_length_is_entered_and_removed_in_parts() -> None:
     budget = StepBudget(8)
     loads = LoadsInFlight(budget.share(), active=True)
     budget.begin_step()
-    part = KEYS_PER_CHANGE * budget.keys_max
+    part = KEYS_PER_LOOK * budget.keys_max
     keys = tuple(Key(make_key(b"%8d" % number, 0)) for number in range(4 * part))
     other = (Key(make_key(b"   other", 0)),)
     loads.started("other", other, 0.5)

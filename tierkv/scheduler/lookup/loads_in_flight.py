@@ -9,12 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tierkv.manager.step_budget import BudgetShare
+from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
-
-KEYS_PER_CHANGE = 32
-"""Keys that are entered or removed in one batch for the cost of one key operation."""
 
 
 @dataclass(slots=True)
@@ -79,9 +76,9 @@ class LoadsInFlight:
 
     def _make(self, change: _Change) -> bool:
         """Make a part of a change. Returns whether that was the last one."""
-        part = change.keys[change.done : change.done + KEYS_PER_CHANGE * max(1, self._share.left)]
+        part = change.keys[change.done : change.done + KEYS_PER_LOOK * max(1, self._share.left)]
         (self._enter if change.enters else self._remove)(change.owner, part)
-        self._share.take(cdiv(len(part), KEYS_PER_CHANGE))
+        self._share.take(cdiv(len(part), KEYS_PER_LOOK))
         change.done += len(part)
         return change.done == len(change.keys)
 
