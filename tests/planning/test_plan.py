@@ -78,6 +78,31 @@ def test_traffic_is_counted_by_tier_and_minute() -> None:
     assert disk.read.peak_minute is None
 
 
+def test_engines_are_planned_for_the_busiest_hour() -> None:
+    """A quiet night must not make the day's rush look small: its users would wait for hours."""
+    rush = trace_of([list(range(i * 10, i * 10 + 10)) for i in range(120)])
+    night = trace_of([list(range(i * 10, i * 10 + 10)) for i in range(121)])
+    night.at_s[-1] = 86_400.0
+    stacks = {"small": stack_of(20, 60)}
+    alone, with_night = (make_plan(trace, stacks, load_plugins(), ASSUMED).without for trace in (rush, night))
+    assert alone.engines == 5
+    hour = Assumptions(ASSUMED.prefill_tokens_per_s / 1000, 16, CHUNK_BYTES)
+    needed = make_plan(night, stacks, load_plugins(), hour).without.engines
+    assert needed == 121, "the rush of two minutes has 384,000 s of computation, so each prompt has an engine"
+    assert with_night.engines == 1, "within an hour, one engine has computed the rush"
+
+
+def test_minutes_count_from_the_first_request() -> None:
+    """A log of one's own has the time since 1970: its busiest minute is not the 28 millionth."""
+    trace = trace_of([list(range(i * 10, i * 10 + 10)) for i in range(120)])
+    for number, at_s in enumerate(trace.at_s):
+        trace.at_s[number] = at_s + 1_764_200_007.25
+    for policy in ("lru", "arc"):
+        _, disk = make_plan(trace, {"one": stack_of(20, 60, policy)}, load_plugins(), ASSUMED).stacks[0].tiers
+        assert set(disk.written.by_minute) == {0, 1}
+        assert disk.written.peak_minute in {0, 1}
+
+
 def test_prices_choose_the_stack() -> None:
     """The stack that saves most is not the one to buy, if its last hits cost more than the engines that they save."""
     prompts = conversations(6, 200)

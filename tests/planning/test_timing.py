@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierkv.planning.assumptions import Assumptions, TierSpeed
-from tierkv.planning.timing import first_token_s, useful_hits
+from tierkv.planning.timing import busiest_s, first_token_s, useful_hits
 
 FAST, SLOW = TierSpeed(1000.0, 0.0), TierSpeed(10.0, 0.0)
 ASSUMED = Assumptions(prefill_tokens_per_s=100.0, chunk_tokens=10, chunk_bytes=10)
@@ -50,6 +50,15 @@ def test_requests_wait_for_an_engine_in_the_order_in_which_they_are_ready() -> N
     assert first_token_s(at_s, ready_s, compute_s, 1).tolist() == [4.5, 2.5]
     assert first_token_s(at_s, ready_s, compute_s, 2).tolist() == [3.0, 2.5]
     assert first_token_s(at_s[:0], ready_s[:0], compute_s[:0], 3).tolist() == []
+
+
+def test_the_busiest_window_is_found_wherever_it_is() -> None:
+    """Engines are bought for the rush, not for the average with the night; both ends of a window count."""
+    at_s, compute_s = np.array([0.0, 50.0, 58.0, 60.0, 500.0]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert busiest_s(at_s, compute_s, 10.0) == 9.0
+    assert busiest_s(at_s, compute_s, 500.0) == 15.0
+    assert busiest_s(at_s + 1.7e9, compute_s, 500.0) == 15.0
+    assert busiest_s(at_s[:0], compute_s[:0], 10.0) == 0.0
 
 
 @settings(max_examples=100, deadline=None)

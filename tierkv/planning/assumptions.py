@@ -12,8 +12,8 @@ from tierkv.manager.contract import HOST
 ENGINE = "engine"
 """Name of the price of an engine."""
 GIB = 1024**3
-BUSY_MAX = 0.8
-"""Share of its time that an engine may spend on prompts. More engines are planned beyond it."""
+BUSY_MAX, BUSY_WINDOW_S = 0.8, 3600.0
+"""Share of its time that an engine may spend on the prompts of the busiest hour. More engines are planned beyond it."""
 
 
 @dataclass(frozen=True, slots=True)

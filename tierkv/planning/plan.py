@@ -9,11 +9,11 @@ import numpy as np
 
 from tierkv.config.resolving import ResolvedStack
 from tierkv.manager.contract import HOST
-from tierkv.planning.assumptions import BUSY_MAX, ENGINE, GIB, Assumptions
+from tierkv.planning.assumptions import BUSY_MAX, BUSY_WINDOW_S, ENGINE, GIB, Assumptions
 from tierkv.planning.growth import Growth, grown_stacks
 from tierkv.planning.prompts import prompt_tokens
 from tierkv.planning.results import SPAN_S_MIN, Fleet, Plan, StackPlan, TierPlan
-from tierkv.planning.timing import Seconds, first_token_s, useful_hits
+from tierkv.planning.timing import Seconds, busiest_s, first_token_s, useful_hits
 from tierkv.planning.traffic import Moved, moved_of
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.instant_tiers import TierTraffic
@@ -60,8 +60,7 @@ class Planner:
         self._tokens = prompt_tokens(trace, assumed.chunk_tokens)
         self.span_s = max(SPAN_S_MIN, float(self._at_s[-1] - self._at_s[0])) if len(trace) else SPAN_S_MIN
         """Seconds of the trace."""
-        prefill_s = float(self._tokens.sum()) / assumed.prefill_tokens_per_s
-        self.engines = assumed.engines or self._engines_for(prefill_s)
+        self.engines = assumed.engines or self._engines_for(self._tokens / assumed.prefill_tokens_per_s)
         """Engines for the times to the first token."""
         self.without = self._fleet(np.zeros((1, len(trace)), np.int64), self._at_s)
         """Computation without a cache."""
@@ -151,11 +150,13 @@ class Planner:
         compute_s = self._compute_s(loaded)
         waits_s = first_token_s(self._at_s, ready_s, compute_s, self.engines)
         p50, p95 = (float(value) for value in np.percentile(waits_s, (50, 95))) if len(waits_s) else (0.0, 0.0)
-        prefill_s = float(compute_s.sum())
-        return Fleet(prefill_s, self._engines_for(prefill_s), p50, p95)
+        return Fleet(float(compute_s.sum()), self._engines_for(compute_s), p50, p95)
 
-    def _engines_for(self, prefill_s: float) -> int:
-        return min(max(1, len(self._trace)), max(1, math.ceil(prefill_s / (self.span_s * BUSY_MAX))))
+    def _engines_for(self, compute_s: Seconds) -> int:
+        """Engines for the busiest hour: the average of a day with a quiet night would leave users waiting for hours."""
+        window_s = min(BUSY_WINDOW_S, self.span_s)
+        needed = math.ceil(busiest_s(self._at_s, compute_s, window_s) / (window_s * BUSY_MAX))
+        return min(max(1, len(self._trace)), max(1, needed))
 
 
 def make_plan(
@@ -208,10 +209,24 @@ def _curve(distances: StackDistances, chunks: int, chunk_bytes: int) -> tuple[tu
     )
 
 
+EQUAL_SHARE = 0.001
+"""Share of all computation by which stacks must differ. Below it, the smaller one is as good."""
+
+
 def chosen(plans: Sequence[StackPlan]) -> StackPlan | None:
-    """Stack that saves most for its price; without prices, the one that saves most computation."""
+    """Stack that saves most for its price; without prices, the smallest of those that save most computation."""
     if not plans:
         return None
     if all(plan.price is not None and plan.price_saved is not None for plan in plans):
         return max(plans, key=lambda plan: (plan.price_saved or 0) - (plan.price or 0))
-    return max(plans, key=lambda plan: plan.prefill_saved_s)
+    return min(equals(plans), key=lambda plan: plan.room_bytes)
+
+
+def equals(plans: Sequence[StackPlan]) -> list[StackPlan]:
+    """Stacks that save most computation, as good as equally much."""
+    most = max(plan.prefill_saved_s for plan in plans)
+    return [
+        plan
+        for plan in plans
+        if most - plan.prefill_saved_s <= EQUAL_SHARE * (plan.fleet.prefill_s + plan.prefill_saved_s)
+    ]

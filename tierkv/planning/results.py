@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tierkv.manager.contract import HOST
@@ -21,7 +22,7 @@ class Fleet:
     prefill_s: float
     """Seconds of computation, all requests together."""
     engines: int
-    """Engines that these seconds need, each busy for at most ``BUSY_MAX`` of its time."""
+    """Engines that the busiest hour of them needs, each busy for at most ``BUSY_MAX`` of its time."""
     ttft_p50_s: float
     """Median time to the first token, in seconds, with the engines of the plan."""
     ttft_p95_s: float
@@ -83,6 +84,11 @@ class StackPlan:
     """Hits by tenant."""
     growths: tuple[Growth, ...]
     """Effect of more room in each tier."""
+
+    @property
+    def room_bytes(self) -> float:
+        """Capacity of all tiers; infinite where one has no bound."""
+        return sum(math.inf if tier.capacity_bytes is None else tier.capacity_bytes for tier in self.tiers)
 
     @property
     def hits(self) -> int:

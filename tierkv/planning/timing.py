@@ -62,6 +62,20 @@ def useful_hits(at_s: Seconds, hits: Ints, speeds: Sequence[TierSpeed], assumed:
     return UsefulHits(useful, ready_s)
 
 
+def busiest_s(at_s: Seconds, compute_s: Seconds, window_s: float) -> float:
+    """Most seconds of computation that arrive within a window of time.
+
+    Args:
+        at_s: arrivals, in order.
+        compute_s: seconds of computation by request.
+        window_s: length of the window.
+    """
+    before_s = np.concatenate(([0.0], np.cumsum(compute_s)))
+    since_s = at_s - at_s[:1]  # times since 1970 are too coarse for a sum
+    ends = np.searchsorted(since_s, since_s + window_s, side="right")
+    return float((before_s[ends] - before_s[:-1]).max(initial=0.0))
+
+
 def first_token_s(at_s: Seconds, ready_s: Seconds, compute_s: Seconds, engines: int) -> Seconds:
     """Seconds from the arrival of each request to its first token.
 

@@ -21,7 +21,7 @@ class Moved:
     peak_bytes_per_s: float
     """Average of the busiest minute."""
     peak_minute: int | None
-    """Number of the busiest minute since the trace's zero; None: nothing was moved."""
+    """Number of the busiest minute since the first request; None: nothing was moved."""
     by_minute: Mapping[int, int]
     """Bytes in each minute that has any."""
 

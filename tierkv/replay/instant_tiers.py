@@ -13,7 +13,7 @@ from tierkv.types.tier_ops import ABSENT, OK, Completion, Outcome, OutcomeKind, 
 
 @dataclass(slots=True)
 class TierTraffic:
-    """Chunks moved from and to one tier, by minute since the trace's zero."""
+    """Chunks moved from and to one tier, by minute since the first request."""
 
     name: str
     """Name of the tier."""

@@ -66,7 +66,8 @@ def play_lru(trace: Trace, distances: StackDistances, names: tuple[str, ...], si
     """
     starts = np.frombuffer(trace.starts, np.uint64).astype(np.int64)
     request = np.repeat(np.arange(len(trace)), np.diff(starts))
-    minutes = (np.frombuffer(trace.at_s, np.float64) // MINUTE_S).astype(np.int64) if len(trace) else starts[:0]
+    at_s = np.frombuffer(trace.at_s, np.float64) if len(trace) else np.zeros(0)
+    minutes = ((at_s - at_s[:1]) // MINUTE_S).astype(np.int64)
     hits = np.zeros((len(sizes), len(trace)), np.int64)
     above = 0
     for tier, size in enumerate(sizes):

@@ -114,6 +114,7 @@ class StackPlayer:
         self._tiers = InstantTiers(resolved.tiers, slot_bytes)
         self._host = TierTraffic(HOST)
         self._now_s = 0.0
+        self._first_s: float | None = None
         self._minute = 0
         self._blocks: list[_Block] = []
 
@@ -124,7 +125,9 @@ class StackPlayer:
 
     def play(self, number: int, request: TraceRequest) -> Mapping[str, int]:
         """Serve one request. Returns the chunks found, by tier."""
-        self._now_s, self._minute = request.at_s, int(request.at_s // MINUTE_S)
+        if self._first_s is None:
+            self._first_s = request.at_s
+        self._now_s, self._minute = request.at_s, int((request.at_s - self._first_s) // MINUTE_S)
         scheduler, played = self.core.scheduler, _PlayedRequest(number, request, self._chunk_tokens)
         missing = len(request.keys) + 2 - len(self._blocks)
         self._blocks.extend(_Block(len(self._blocks) + i + 1) for i in range(missing))

@@ -11,6 +11,9 @@ from browser import CHROMIUM, look_at
 from click.testing import Result
 from made_traces import conversations
 
+from tierkv.cli.planning.plan_output import percent
+from tierkv.cli.planning.plan_page import POINTS_MAX, thinned
+
 Run = Callable[..., Result]
 STACK = '[host]\ncapacity = "{host}KiB"\n[[tiers]]\nbackend = "disk"\npath = "/nowhere"\ncapacity = "{disk}KiB"\n'
 
@@ -72,6 +75,42 @@ def test_the_table_answers_in_a_sentence(tierkv: Run, trace: Path, stacks: list[
     assert "drive writes" in said.stdout
 
 
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (("--chunk-bytes", "4KiB", "--price", "engine=0.01"), "No stack saves engines for its price; "),
+        (
+            ("--chunk-bytes", "4KiB", "--speed", "host=1KB", "--speed", "disk=1KB"),
+            "all hits are faster to compute than",
+        ),
+    ],
+)
+def test_the_answer_praises_no_stack_without_a_reason(
+    tierkv: Run, trace: Path, stacks: list[str], sizes: tuple[str, ...], words: str
+) -> None:
+    """A buyer must not read that one saves most if none pays."""
+    prices = ("--price", "host=3.5", "--price", "disk=100000") if "--price" in sizes else ()
+    said = tierkv("plan", trace, *stacks[2:], *stacks[:2], "--prefill", "200", *sizes, *prices)
+    assert said.exit_code == 0, said.output
+    assert words in " ".join(said.stdout.split())
+    told = json.loads(tierkv("plan", trace, *stacks, "--prefill", "200", *sizes, *prices, "--json").stdout)
+    assert words in told["answer"]
+
+
+def test_the_smaller_of_equals_is_named(tierkv: Run, trace: Path, stacks: list[str], tmp_path: Path) -> None:
+    """A stack that holds all chunks ten times saves no more than one that holds them once."""
+    (tmp_path / "huge.toml").write_text(STACK.format(host=200, disk=400_000), encoding="utf-8")
+    said = tierkv("plan", trace, "--stack", tmp_path / "huge.toml", *stacks, *SIZES)
+    assert said.exit_code == 0, said.output
+    assert "large saves as much as huge, with less room: " in " ".join(said.stdout.split())
+
+
+def test_a_share_of_nothing_has_no_sign() -> None:
+    """`-0.0 % hits` reads like a loss."""
+    assert percent(-1e-9, 1.0) == "0.0 %"
+    assert percent(-0.2, 1.0) == "-20.0 %"
+
+
 def test_a_plan_as_a_page(tierkv: Run, trace: Path, stacks: list[str], tmp_path: Path) -> None:
     """The page has the tables and plots, and is the same each time."""
     for name in ("one.html", "two.html"):
@@ -83,6 +122,18 @@ def test_a_plan_as_a_page(tierkv: Run, trace: Path, stacks: list[str], tmp_path:
     assert page == (tmp_path / "two.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 5
     assert "large saves most" in page
+
+
+def test_a_burst_is_in_the_plot_of_a_long_trace() -> None:
+    """A day has more minutes than a plot has points: the minute for which a drive is bought must be among them."""
+    quiet = dict.fromkeys(range(0, 10_000, 7), 5) | {4321: 900}
+    points = thinned(quiet)
+    assert len(points) <= POINTS_MAX
+    assert max(size for _, size in points) == 900
+    assert points[0] == (0.0, 5)
+    assert [minute for minute, _ in points] == sorted(minute for minute, _ in points)
+    assert thinned({3: 1, 5: 2}) == [(3.0, 1), (4.0, 0), (5.0, 2)]
+    assert thinned({}) == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)")

@@ -10,7 +10,7 @@ import click
 from tierkv.cli.output import print_table
 from tierkv.config.units import format_size, round_size
 from tierkv.planning.growth import Growth
-from tierkv.planning.plan import LEFT_OUT, chosen
+from tierkv.planning.plan import LEFT_OUT, chosen, equals
 from tierkv.planning.results import Fleet, Plan, StackPlan, TierPlan
 from tierkv.planning.traffic import Moved
 
@@ -42,7 +42,12 @@ def per_s(value: float) -> str:
 
 def percent(part: float, whole: float) -> str:
     """Format a share."""
-    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+    return f"{_tenths(100 * part / whole):.1f} %" if whole else "0.0 %"
+
+
+def _tenths(value: float) -> float:
+    """Round, without a sign before zero."""
+    return round(value, 1) + 0.0
 
 
 StackRow = tuple[str, Callable[[Plan, StackPlan], str]]
@@ -52,7 +57,7 @@ STACK_ROWS: tuple[StackRow, ...] = (
     ("too slow to use", lambda _, one: percent(one.slow, one.chunks)),
     ("computation saved", lambda plan, one: f"{percent(one.prefill_saved_s, plan.without.prefill_s)}"),
     ("computation left", lambda _, one: seconds(one.fleet.prefill_s)),
-    ("engines needed", lambda _, one: f"{one.fleet.engines}"),
+    ("engines needed, busiest hour", lambda _, one: f"{one.fleet.engines}"),
     ("engines saved", lambda _, one: f"{one.engines_saved}"),
     ("first token, median", lambda _, one: seconds(one.fleet.ttft_p50_s)),
     ("first token, 95 %", lambda _, one: seconds(one.fleet.ttft_p95_s)),
@@ -76,7 +81,7 @@ def comparison(plan: Plan) -> tuple[list[str], list[list[str]]]:
     none = {
         "found": "0.0 %",
         "computation left": seconds(plan.without.prefill_s),
-        "engines needed": f"{plan.without.engines}",
+        "engines needed, busiest hour": f"{plan.without.engines}",
         "first token, median": seconds(plan.without.ttft_p50_s),
         "first token, 95 %": seconds(plan.without.ttft_p95_s),
     }
@@ -110,10 +115,11 @@ def tier_row(plan: Plan, tier: TierPlan) -> list[str]:
 
 
 def peak(moved: Moved) -> str:
-    """Rate of the busiest minute, and which it was."""
+    """Rate of the busiest minute, and its time since the first request."""
     if moved.peak_minute is None:
         return NONE
-    return f"{per_s(moved.peak_bytes_per_s)} at {moved.peak_minute} min"
+    hours, minutes = divmod(moved.peak_minute, 60)
+    return f"{per_s(moved.peak_bytes_per_s)} at {hours}:{minutes:02} h"
 
 
 def growth_line(plan: Plan, growth: Growth) -> str:
@@ -121,7 +127,7 @@ def growth_line(plan: Plan, growth: Growth) -> str:
     saved = percent(growth.prefill_saved_s, plan.without.prefill_s)
     price = "" if growth.price is None else f", for {money(growth.price)}"
     return (
-        f"{round_size(growth.more_bytes)} more on {growth.tier}: {growth.hit_points:+.1f} % hits, "
+        f"{round_size(growth.more_bytes)} more on {growth.tier}: {_tenths(growth.hit_points):+.1f} % hits, "
         f"{saved} of the computation{price}"
     )
 
@@ -143,12 +149,29 @@ def answer(plan: Plan) -> str:
     best = chosen(plan.stacks)
     if best is None or not plan.requests:
         return "The trace has no request: there is nothing to compare."
-    reason = "saves most for its price" if best.price is not None and best.price_saved is not None else "saves most"
+    if all(one.hits == one.slow for one in plan.stacks):
+        found = any(one.hits for one in plan.stacks)
+        reason = "all hits are faster to compute than to load" if found else "nothing is found"
+        return f"No stack saves anything: {reason}."
     return (
-        f"{best.name} {reason}: {best.hit_percent:.1f} % of the chunks are found, "
+        f"{_reason(plan, best)}: {best.hit_percent:.1f} % of the chunks are found, "
         f"{best.engines_saved} of {plan.without.engines} engines are saved, and the median first token takes "
         f"{seconds(best.fleet.ttft_p50_s)} in place of {seconds(plan.without.ttft_p50_s)}."
     )
+
+
+def _reason(plan: Plan, best: StackPlan) -> str:
+    """Beginning of the answer: the best stack, and why."""
+    if best.price is not None and best.price_saved is not None:
+        if best.price_saved >= best.price:
+            return f"{best.name} saves most for its price"
+        lost = f"costs {money(best.price)} and saves engines for {money(best.price_saved)}"
+        return f"No stack saves engines for its price; {best.name} comes closest, as it {lost}"
+    others = [one for one in equals(plan.stacks) if one is not best]
+    if not others:
+        return f"{best.name} saves most"
+    room = ", with less room" if all(best.room_bytes < one.room_bytes for one in others) else ""
+    return f"{best.name} saves as much as {' and '.join(one.name for one in others)}{room}"
 
 
 def print_plan(plan: Plan) -> None:
@@ -179,6 +202,7 @@ def as_json(plan: Plan) -> dict[str, object]:
         "engines": plan.engines,
         "without": asdict(plan.without),
         "stacks": [_stack(plan, one) for one in plan.stacks],
+        "answer": answer(plan),
         "best": None if (best := chosen(plan.stacks)) is None else best.name,
         "lru_curve": [{"bytes": size, "hit_percent": found} for size, found in plan.curve],
         "left_out": LEFT_OUT,

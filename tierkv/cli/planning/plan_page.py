@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tierkv.cli.planning.plan_output import (
     TIER_COLUMNS,
@@ -21,6 +21,9 @@ from tierkv.reports.axis import plain
 from tierkv.reports.bar_chart import BarChart
 from tierkv.reports.line_chart import LineChart, Series
 from tierkv.reports.page import Bullets, Facts, Heading, Page, Paragraph, Plots, Section, Table
+
+POINTS_MAX = 400
+"""Points of a line in the plot of traffic."""
 
 
 def plan_page(trace: str, plan: Plan) -> Page:
@@ -54,7 +57,14 @@ def _sections(plan: Plan) -> Iterator[Section]:
         yield Table("Tiers", TIER_COLUMNS, [tier_row(plan, tier) for tier in one.tiers])
         if one.growths:
             yield Bullets([growth_line(plan, growth) for growth in one.growths])
-        yield Plots(((_traffic(one), "Bytes in each minute of the trace; reads and writes of each tier."),))
+        yield Plots(
+            (
+                (
+                    _traffic(one),
+                    "Reads and writes of each tier by minute; in a long trace, each point is the busiest of some.",
+                ),
+            )
+        )
     yield Heading("What this plan leaves out")
     yield Bullets(LEFT_OUT)
 
@@ -94,6 +104,17 @@ def round_binary(value: float) -> str:
     return f"{plain(float(size))} {unit}"
 
 
+def thinned(by_minute: Mapping[int, int]) -> list[tuple[float, int]]:
+    """Points of a plot, each the busiest of some minutes: a burst that is left out would be a drive too small."""
+    first, last = min(by_minute, default=0), max(by_minute, default=-1)
+    step = max(1, -(-(last + 1 - first) // POINTS_MAX))
+    busiest = dict.fromkeys(range(first, last + 1, step), 0)
+    for minute, size in by_minute.items():
+        start = minute - (minute - first) % step
+        busiest[start] = max(busiest[start], size)
+    return [(float(minute), size) for minute, size in busiest.items()]
+
+
 def _traffic(one: StackPlan) -> LineChart:
     moves = [moved for tier in one.tiers for moved in (tier.read, tier.written)]
     largest = max((size for moved in moves for size in moved.by_minute.values()), default=0)
@@ -102,8 +123,6 @@ def _traffic(one: StackPlan) -> LineChart:
     series = []
     for tier in one.tiers:
         for verb, moved in (("read", tier.read), ("written", tier.written)):
-            minutes = range(min(moved.by_minute, default=0), max(moved.by_minute, default=-1) + 1)
-            shown = minutes[:: max(1, len(minutes) // 400)]
-            points = [(float(minute), moved.by_minute.get(minute, 0) / 60 / unit_bytes) for minute in shown]
+            points = [(minute, size / 60 / unit_bytes) for minute, size in thinned(moved.by_minute)]
             series.append(Series(f"{tier.name}, {verb}", points, is_dashed=verb == "written"))
     return LineChart(f"{one.name}: traffic of the tiers", "minute of the trace", f"{unit} per second", series)
