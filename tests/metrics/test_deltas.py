@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import fields
 
 import pytest
+from calls import calls_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from watched_stack import WatchedStack
@@ -15,6 +16,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import CALL_BUCKETS, GAUGES, HISTOGRAMS, WAIT_BUCKETS, counters
 from tierkv.metrics.deltas import Delta, Deltas, empty_delta, merge, observations
 from tierkv.metrics.histogram import Histogram
+from tierkv.metrics.watched import TierCondition, TierContent, TierLoad
 
 
 def taken(deltas: Deltas) -> Delta:
@@ -69,6 +71,16 @@ def test_a_gauge_is_reported_when_it_changes() -> None:
     assert taken(deltas)["gauges"] == {"tierkv_prefill_tokens_per_second": {"": 900.0}}
 
 
+def test_a_merged_report_leaves_the_next_one_alone() -> None:
+    """The front end adds later gauges to the first message it got, which must not be what the stack compares with."""
+    watched = WatchedStack()
+    watched.metrics.prefill_tokens_per_s = 1000.0
+    deltas = Deltas(watched)
+    later = {"tierkv_prefill_tokens_per_second": {"": 900.0}}
+    merge(taken(deltas), {"counters": {}, "gauges": later, "histograms": {}})
+    assert deltas.take() is None
+
+
 def test_a_tier_that_came_again_counts_from_zero() -> None:
     """After detaching and attaching again its counters are smaller than before; decreasing a counter is an error."""
     watched = WatchedStack()
@@ -82,6 +94,21 @@ def test_a_tier_that_came_again_counts_from_zero() -> None:
     delta = taken(deltas)
     assert delta["counters"] == {"tierkv_tier_bytes_read": {"disk": 7}}
     assert delta["histograms"]["tierkv_tier_read_seconds"]["disk"][-1] == 5.0
+
+
+def test_a_report_takes_calls_for_what_has_changed() -> None:
+    """The engine's thread looks at all metrics once a second: a call per value of each was a tenth of a busy step."""
+    watched = WatchedStack()
+    watched.tiers.contents = {name: TierContent(4, 4096, 8192, 1) for name in ("host", "disk")}
+    watched.tiers.loads = {"disk": TierLoad(1, 0.5, 1, 0, 0)}
+    watched.tiers.conditions = {"disk": TierCondition(usable=True, writable=True)}
+    deltas = Deltas(watched)
+    taken(deltas)
+    unchanged = calls_of(deltas.take)
+    assert unchanged <= 75
+    watched.metrics.counters.lookups += 1
+    watched.tiers.contents["disk"] = TierContent(5, 5120, 8192, 0)
+    assert calls_of(deltas.take) <= unchanged + 20
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.floats(0, 20), max_size=3)), max_size=8))

@@ -16,7 +16,9 @@ from tierkv.dispatch.scanning import Relisting, Scan
 from tierkv.dispatch.stats import Tally, TierStats, io_histograms
 from tierkv.dispatch.ticket import Ticket
 from tierkv.dispatch.write_gate import WriteGate
+from tierkv.metrics.definitions import READ_QUEUE_SECONDS, READ_SECONDS, WRITE_QUEUE_SECONDS, WRITE_SECONDS
 from tierkv.metrics.histogram import Histogram
+from tierkv.metrics.stack_stats import Series
 from tierkv.metrics.watched import TierCondition, TierLoad
 from tierkv.types.tier_ops import OutcomeKind, TierListing, TierOp, Verb
 
@@ -72,6 +74,8 @@ class TierState:
     """Refuses writes while they fail, also if reads succeed."""
     failures: FailureLog = field(init=False)
     """Logs its failures and its service."""
+    series: tuple[Series, ...] = field(init=False)
+    """The histograms below, with its name."""
     stats: TierStats = field(default_factory=TierStats)
     """Its counters."""
     seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
@@ -96,11 +100,17 @@ class TierState:
     """Content of the tier while it is unlisted: its scan at open failed, and it serves nothing. None: it is listed."""
 
     def __post_init__(self) -> None:
-        """Close both breakers."""
+        """Close both breakers, and name the histograms."""
         tier = self.lane.tier
         bounds = (tier.name, self.limits.breaker_failures, self.limits.breaker_cooldown_s)
         self.breaker, self.writes = Breaker(*bounds), WriteGate(*bounds, tier.log)
         self.failures = FailureLog(tier.name, tier.log)
+        self.series = (
+            Series(READ_SECONDS, (tier.name,), self.seconds[Verb.READ]),
+            Series(READ_QUEUE_SECONDS, (tier.name,), self.queue_seconds[Verb.READ]),
+            Series(WRITE_SECONDS, (tier.name,), self.seconds[Verb.WRITE]),
+            Series(WRITE_QUEUE_SECONDS, (tier.name,), self.queue_seconds[Verb.WRITE]),
+        )
 
     def refusal(self, verb: Verb, now_s: float) -> str:
         """Return why an operation is refused at present; empty if it may be queued."""

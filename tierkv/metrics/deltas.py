@@ -54,44 +54,62 @@ def merge(into: Delta, other: Delta) -> None:
 class Deltas:
     """Differ between the current metrics of a stack and those of the previous report.
 
-    Engine's thread, once per step: some tens of microseconds.
+    Engine's thread: some tens of microseconds, whose calls grow with the number of metrics that have changed.
     """
 
     def __init__(self, stack: Watched) -> None:
         self._stack = stack
         self._core: dict[str, int | dict[str, int]] = {}
         self._tiers: Mapping[str, Mapping[str, int]] = {}
-        self._gauges: dict[tuple[str, str], float] = {}
-        self._rows: dict[tuple[str, str], tuple[float, ...]] = {}
+        self._gauges: dict[str, dict[str, float]] = {}
+        self._rows: dict[tuple[str, tuple[str, ...]], tuple[float, ...]] = {}
 
     def take(self) -> Delta | None:
         """Return the changes since the last call, or None. The first one includes zeros: series begin at zero."""
-        delta = empty_delta()
-        counters = delta["counters"]
         tiers = self._stack.tiers.stats()
         core = self._stack.metrics.counters.exported(tiers)
-        reported = self._core
-        changed = core.items() if not reported else [item for item in core.items() if item[1] != reported[item[0]]]
-        for field, value in changed:
-            if grown := _grown(_by_label(reported.get(field)), _by_label(value)):
-                counters[f"tierkv_{field}"] = grown
-        for tier, stats in tiers.items():
-            for field, grown_by in _grown(self._tiers.get(tier, {}), stats).items():
-                counters.setdefault(f"tierkv_tier_{field}", {})[tier] = grown_by
-        self._core, self._tiers = core, tiers
-        for gauge in gauges(self._stack):
-            name, (label,) = gauge.metric.name, gauge.label_values or ("",)
-            if self._gauges.get((name, label)) != gauge.value:
-                self._gauges[name, label] = gauge.value
-                delta["gauges"].setdefault(name, {})[label] = gauge.value
-        for series in self._stack.metrics.series():
-            metric, (label,) = series.metric, series.label_values or ("",)
-            row = (*series.histogram.counts, series.histogram.total)
-            before = self._rows.get((metric.name, label))
-            if row != before:
-                self._rows[metric.name, label] = row
-                delta["histograms"].setdefault(metric.name, {})[label] = _row_grown(before, row)
-        return delta if delta["counters"] or delta["gauges"] or delta["histograms"] else None
+        counters, self._core = _core_grown(self._core, core), core
+        if tiers != self._tiers:
+            _add_tiers_grown(counters, self._tiers, tiers)
+            self._tiers = tiers
+        gauges, histograms = self._changed_gauges(), self._grown_histograms()
+        if not (counters or gauges or histograms):
+            return None
+        return {"counters": counters, "gauges": gauges, "histograms": histograms}
+
+    def _changed_gauges(self) -> dict[str, dict[str, float]]:
+        before = self._gauges
+        now = self._gauges = {metric.name: values for metric, values in gauges(self._stack)}
+        changed = {}
+        for name, values in now.items():
+            if name not in before or values != before[name]:
+                known = before.get(name, {})
+                changed[name] = {label: v for label, v in values.items() if label not in known or known[label] != v}
+        return changed
+
+    def _grown_histograms(self) -> dict[str, dict[str, list[float]]]:
+        rows, grown = self._rows, dict[str, dict[str, list[float]]]()
+        for metric, labels, histogram in self._stack.metrics.series():
+            key, row = (metric.name, labels), histogram.row()
+            if key in rows and rows[key] == row:
+                continue
+            (label,) = labels or ("",)
+            grown.setdefault(metric.name, {})[label] = _row_grown(rows.get(key), row)
+            rows[key] = row
+        return grown
+
+
+def _core_grown(
+    before: Mapping[str, int | dict[str, int]], now: Mapping[str, int | dict[str, int]]
+) -> dict[str, dict[str, float]]:
+    """Return the increments of scheduler and manager by name; with nothing before, also those of zero."""
+    grown: dict[str, dict[str, float]] = {}
+    for field, value in now.items():
+        if before and value == before[field]:
+            continue
+        if by_label := _grown(_by_label(before.get(field)), _by_label(value)):
+            grown[f"tierkv_{field}"] = by_label
+    return grown
 
 
 def _by_label(value: int | Mapping[str, int] | None) -> Mapping[str, int]:
@@ -100,12 +118,30 @@ def _by_label(value: int | Mapping[str, int] | None) -> Mapping[str, int]:
     return {"": value} if isinstance(value, int) else value
 
 
+def _add_tiers_grown(
+    counters: dict[str, dict[str, float]],
+    before: Mapping[str, Mapping[str, int]],
+    now: Mapping[str, Mapping[str, int]],
+) -> None:
+    """Add the increments of dispatch to those of scheduler and manager."""
+    for tier, stats in now.items():
+        for field, count in _grown(before.get(tier, {}), stats).items():
+            name = f"tierkv_tier_{field}"
+            if name in counters:
+                counters[name][tier] = count
+            else:
+                counters[name] = {tier: count}
+
+
 def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, float]:
     """Return the increments above zero. A tier attached under the name of a detached one begins at zero again."""
     if now == before:
         return {}
-    then = [(name, count, before.get(name)) for name, count in now.items()]
-    return {name: count - (old or 0) if count >= (old or 0) else count for name, count, old in then if count != old}
+    return {
+        name: count - before[name] if name in before and count >= before[name] else count
+        for name, count in now.items()
+        if name not in before or count != before[name]
+    }
 
 
 def _row_grown(before: Sequence[float] | None, row: Sequence[float]) -> list[float]:

@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from tierkv.metrics import definitions as names
 from tierkv.metrics.definitions import Metric
 from tierkv.metrics.watched import Watched
 
+Gauge = tuple[Metric, dict[str, float]]
+"""A metric, and its current value by the value of its label; the label of a gauge without one is ``""``."""
 
-class Gauge(NamedTuple):
-    """One value of a gauge."""
-
-    metric: Metric
-    """Definition."""
-    label_values: tuple[str, ...]
-    """Values of the metric's own labels."""
-    value: float
-    """Current value."""
+_HEALTH = (names.TIER_USABLE, names.TIER_WRITABLE)
+_LOAD = (names.TIER_QUEUED, names.TIER_QUEUE_AGE, names.TIER_RUNNING, names.TIER_LATE, names.TIER_BREAKER)
+_CONTENT = (names.TIER_CHUNKS, names.TIER_HELD, names.TIER_CAPACITY, names.TIER_WAITING)
+"""Gauges of the fields of ``TierCondition``, ``TierLoad`` and ``TierContent``, in the order of the fields."""
 
 
 def gauges(stack: Watched) -> list[Gauge]:
-    """Health, content and load of each tier, and the speeds that are known."""
-    found = [*_state_gauges(stack), *_content_gauges(stack)]
-    for tier, speeds in stack.tiers.speeds().items():
-        for metric, field in ((names.READ_LATENCY, "latency_s"), (names.READ_SPEED, "bytes_per_s")):
-            if field in speeds:
-                found.append(Gauge(metric, (tier,), speeds[field]))
-    prefill_speed = stack.metrics.prefill_tokens_per_s
-    if prefill_speed is not None:
-        found.append(Gauge(names.PREFILL_SPEED, (), prefill_speed))
-    return found
+    """Health, load and content of each tier, and the speeds that are known."""
+    tiers, prefill_speed = stack.tiers, stack.metrics.prefill_tokens_per_s
+    speeds = tiers.speeds()
+    found = [*_columns(_HEALTH, tiers.health()), *_columns(_LOAD, tiers.load()), *_columns(_CONTENT, tiers.content())]
+    found += [
+        (names.TIER_ROOM, {tier: float(room_bytes) for tier, room_bytes in tiers.room().items()}),
+        (names.READ_LATENCY, {tier: of["latency_s"] for tier, of in speeds.items() if "latency_s" in of}),
+        (names.READ_SPEED, {tier: of["bytes_per_s"] for tier, of in speeds.items() if "bytes_per_s" in of}),
+        (names.PREFILL_SPEED, {} if prefill_speed is None else {"": prefill_speed}),
+    ]
+    return [gauge for gauge in found if gauge[1]]
 
 
-def _state_gauges(stack: Watched) -> Iterator[Gauge]:
-    for tier, health in stack.tiers.health().items():
-        yield Gauge(names.TIER_USABLE, (tier,), float(health.usable))
-        yield Gauge(names.TIER_WRITABLE, (tier,), float(health.writable))
-    for tier, load in stack.tiers.load().items():
-        yield Gauge(names.TIER_BREAKER, (tier,), float(load.breaker))
-        yield Gauge(names.TIER_QUEUED, (tier,), float(load.queued_ops))
-        yield Gauge(names.TIER_QUEUE_AGE, (tier,), load.queue_age_s)
-        yield Gauge(names.TIER_RUNNING, (tier,), float(load.running_ops))
-        yield Gauge(names.TIER_LATE, (tier,), float(load.late_ops))
-
-
-def _content_gauges(stack: Watched) -> Iterator[Gauge]:
-    metrics = (names.TIER_CHUNKS, names.TIER_HELD, names.TIER_CAPACITY, names.TIER_WAITING)
-    for tier, content in stack.tiers.content().items():
-        for metric, value in zip(metrics, content, strict=True):
-            if value is not None:
-                yield Gauge(metric, (tier,), float(value))
-    for tier, room_bytes in stack.tiers.room().items():
-        yield Gauge(names.TIER_ROOM, (tier,), float(room_bytes))
+def _columns(metrics: Sequence[Metric], by_tier: Mapping[str, Sequence[float | None]]) -> list[Gauge]:
+    """Values of each metric by tier. by_tier: a value or None for each metric."""
+    columns = zip(*by_tier.values(), strict=True)
+    return [
+        (metric, {tier: float(value) for tier, value in zip(by_tier, values, strict=True) if value is not None})
+        for metric, values in zip(metrics, columns, strict=False)  # without a tier there is no column
+    ]

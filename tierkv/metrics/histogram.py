@@ -32,6 +32,10 @@ class Histogram:
         """Observations per bucket, not cumulative; those above the last edge are last."""
         return tuple(self._counts)
 
+    def row(self) -> tuple[float, ...]:
+        """Return the counts, and the sum as the last value."""
+        return (*self._counts, self.total)
+
     @property
     def count(self) -> int:
         """Number of observations."""

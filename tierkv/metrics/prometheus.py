@@ -66,9 +66,8 @@ class StackCollector(Collector):
         yield from families.values()
 
     def _gauge_families(self, names: list[str], values: list[str]) -> Iterator[Family]:
-        families: dict[str, GaugeMetricFamily] = {}
-        for metric, label_values, value in gauges(self._stack):
-            if metric.name not in families:
-                families[metric.name] = GaugeMetricFamily(metric.name, metric.meaning, labels=[*names, *metric.labels])
-            families[metric.name].add_metric([*values, *label_values], value)
-        yield from families.values()
+        for metric, by_label in gauges(self._stack):
+            family = GaugeMetricFamily(metric.name, metric.meaning, labels=[*names, *metric.labels])
+            for label, value in by_label.items():
+                family.add_metric([*values, label] if label else values, value)
+            yield family

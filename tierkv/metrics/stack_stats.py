@@ -6,7 +6,7 @@ another process. Samples that no exporter takes are bounded; histograms do not g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,6 +90,7 @@ class StackStats:
         self._lookups = Histogram(LOOKUP_SECONDS.buckets)
         self._deferred = Histogram(DEFERRED_SECONDS.buckets)
         self._transfers: dict[str, tuple[Histogram, Histogram]] = {}
+        self._series = [Series(LOOKUP_SECONDS, (), self._lookups), Series(DEFERRED_SECONDS, (), self._deferred)]
         self._deferred_since: dict[str, float] = {}
         self._allocation_failures = 0
 
@@ -122,11 +123,19 @@ class StackStats:
         """Record the transfers that workers report."""
         for transfer_type, done in self._samples.transfers.add(operations).items():
             if transfer_type not in self._transfers:
-                self._transfers[transfer_type] = Histogram(TRANSFER_BYTES.buckets), Histogram(TRANSFER_SECONDS.buckets)
+                self._transfers[transfer_type] = self._begin_transfers(transfer_type)
             sizes, times = self._transfers[transfer_type]
             for one in done:
                 sizes.observe(one[SIZE])
                 times.observe(one[TIME])
+
+    def _begin_transfers(self, transfer_type: str) -> tuple[Histogram, Histogram]:
+        sizes, times = Histogram(TRANSFER_BYTES.buckets), Histogram(TRANSFER_SECONDS.buckets)
+        self._series += [
+            Series(TRANSFER_BYTES, (transfer_type,), sizes),
+            Series(TRANSFER_SECONDS, (transfer_type,), times),
+        ]
+        return sizes, times
 
     def take(self, stores_refused: int) -> ConnectorStats | None:
         """Return the samples since the last call, or None. stores_refused: current value of that counter."""
@@ -138,10 +147,6 @@ class StackStats:
         self._samples = ConnectorStats()
         return samples
 
-    def series(self) -> Iterator[Series]:
-        """Yield all histograms. Any thread."""
-        yield Series(LOOKUP_SECONDS, (), self._lookups)
-        yield Series(DEFERRED_SECONDS, (), self._deferred)
-        for transfer_type, (sizes, times) in list(self._transfers.items()):
-            yield Series(TRANSFER_BYTES, (transfer_type,), sizes)
-            yield Series(TRANSFER_SECONDS, (transfer_type,), times)
+    def series(self) -> list[Series]:
+        """Return all histograms. Any thread."""
+        return self._series.copy()

@@ -95,8 +95,8 @@ class Recorder:
             return
         stack, deltas = self._watched
         delta = deltas.take() or empty_delta()
-        for gauge in gauges(stack):
-            delta["gauges"].setdefault(gauge.metric.name, {})["".join(gauge.label_values)] = round(gauge.value, 6)
+        for metric, values in gauges(stack):
+            delta["gauges"][metric.name] = {label: round(value, 6) for label, value in values.items()}
         self._add(
             "metrics",
             counters=_grown(delta["counters"], bool),

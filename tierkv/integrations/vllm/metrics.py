@@ -294,14 +294,22 @@ def _metadata(metric: Metric) -> OffloadingMetricMetadata:
 
 
 def offloading_stats(delta: Delta) -> OffloadingConnectorStats:
-    """Convert statistics to the class that vLLM's offloading connector aggregates and exports."""
+    """Convert statistics to the class that vLLM's offloading connector aggregates and exports.
+
+    They are put into its data metric by metric: its methods take one value each, and a busy second has a hundred.
+    """
     stats = OffloadingConnectorStats()
-    for name, label, count in _flat(delta["counters"]):
-        stats.increase_counter(name, count, _label_values(label))
-    for name, label, value in _flat(delta["gauges"]):
-        stats.set_gauge(name, value, _label_values(label))
-    for name, label, row in _flat(delta["histograms"]):
-        for value, count in observations(METRICS[name].buckets, row):
-            for _ in range(count):
-                stats.observe_histogram(name, value, _label_values(label))
+    types, data = stats.data["types"], stats.data["data"]
+    for kind, by_name in (("counter", delta["counters"]), ("gauge", delta["gauges"])):
+        for name, by_label in by_name.items():
+            types[name] = kind
+            data[name] = {((label,) if label else ()): value for label, value in by_label.items()}
+    for name, rows in delta["histograms"].items():
+        types[name], buckets = "histogram", METRICS[name].buckets
+        data[name] = {((label,) if label else ()): _values(buckets, row) for label, row in rows.items()}
     return stats
+
+
+def _values(buckets: Sequence[float], row: Sequence[float]) -> list[float]:
+    """Observations that fill a histogram as those of a row did, each by itself."""
+    return [value for value, count in observations(buckets, row) for _ in range(count)]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.metrics.counters import CoreCounters
-from tierkv.metrics.definitions import READ_QUEUE_SECONDS, READ_SECONDS, WRITE_QUEUE_SECONDS, WRITE_SECONDS
 from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
 from tierkv.stack.tier_lifecycle import TierChanges
 from tierkv.stack.views.tiers import latest_by_name
-from tierkv.types.tier_ops import Verb
 
 
 class StackMetrics:
@@ -50,14 +48,12 @@ class StackMetrics:
         """
         return self._prefill_rate()
 
-    def series(self) -> Iterator[Series]:
+    def series(self) -> list[Series]:
         """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
-        yield from self._stats.series()
-        for name, state in latest_by_name(self._changes, self._dispatcher.states()).items():
-            yield Series(READ_SECONDS, (name,), state.seconds[Verb.READ])
-            yield Series(READ_QUEUE_SECONDS, (name,), state.queue_seconds[Verb.READ])
-            yield Series(WRITE_SECONDS, (name,), state.seconds[Verb.WRITE])
-            yield Series(WRITE_QUEUE_SECONDS, (name,), state.queue_seconds[Verb.WRITE])
+        found = self._stats.series()
+        for state in latest_by_name(self._changes, self._dispatcher.states()).values():
+            found += state.series
+        return found
 
     def take_samples(self) -> ConnectorStats | None:
         """Samples since the last call, for an engine that exports or logs them itself; None if there are none.
