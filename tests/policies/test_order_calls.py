@@ -21,6 +21,15 @@ def test_a_new_chunk_is_entered_with_few_calls() -> None:
     assert order.ranks_at(range(CHUNKS)) == RANKS
 
 
+def test_a_batch_of_several_requests_is_entered_run_by_run() -> None:
+    """Stores of a busy step end together: grouping them chunk by chunk took two calls for each."""
+    order, requests = PrefixOrder(LruPolicy(2 * CHUNKS)), 8
+    ranks = [rank for name in "abcdefgh" for rank in ranks_of(name, range(1, CHUNKS // requests + 1))]
+    order.add([CHUNKS], KEYS[:1], ranks_of("i", [1]))  # columns grow once
+    assert calls_of(order.add, range(CHUNKS), KEYS, ranks) <= 25 * requests
+    assert order.ranks_at(range(CHUNKS)) == ranks
+
+
 def test_one_question_for_a_batch_takes_few_calls() -> None:
     """Whether chunks would continue a prefix that lost its end is asked for every batch that is written."""
     order = PrefixOrder(LruPolicy(CHUNKS))

@@ -11,7 +11,7 @@ before it in the prefix, and how many chunks come behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from zlib import crc32
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
@@ -104,13 +104,11 @@ class PrefixOrder:
             self._policy.add(handles, keys)
             return
         self._lengthen(max(handles) + 1)
-        chunks = zip(ranks, handles, keys, strict=True)
-        if len({rank >> _OWNER_BITS for rank in ranks}) == 1:  # usual, and without a call per chunk
-            self._add_of_request(self._aware, ranks[0] >> _OWNER_BITS, chunks)
-            return
+        chunks, owners = list(zip(ranks, handles, keys, strict=True)), [rank >> _OWNER_BITS for rank in ranks]
         by_owner: dict[int, list[tuple[int, int, Key]]] = {}
-        for chunk in chunks:
-            by_owner.setdefault(chunk[0] >> _OWNER_BITS, []).append(chunk)
+        ends = [i for i, (owner, after) in enumerate(pairwise(owners), 1) if owner != after]
+        for first, end in pairwise((0, *ends, len(owners))):  # chunks of a request mostly come together
+            by_owner.setdefault(owners[first], []).extend(chunks[first:end])
         for owner, some in by_owner.items():
             if some[0][0]:
                 self._add_of_request(self._aware, owner, some)
@@ -131,9 +129,9 @@ class PrefixOrder:
 
     def _place(self, owner: int, rank: int) -> tuple[int, int]:
         """The known chunks just before and behind that rank in the prefix. Looks past :data:`LATE_MAX` chunks."""
-        before, after = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK
+        before, after, depth = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK, rank & _DEPTH_MAX
         for _ in range(LATE_MAX):
-            if before == NO_CHUNK or _depth(self._ranks[before]) < _depth(rank):
+            if before == NO_CHUNK or self._ranks[before] & _DEPTH_MAX < depth:
                 return before, after
             before, after = self._chunk_at(self._before[before]), before
         return NO_CHUNK, NO_CHUNK
@@ -161,7 +159,7 @@ class PrefixOrder:
     def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
         """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
         known, chunks_before, behind, uses = self._ranks, self._before, self._behind, self._uses
-        link = self._link_to(before)
+        link = NO_LINK if before == NO_CHUNK else self._link_to(before)
         for rank, handle in zip(ranks, handles, strict=True):
             known[handle] = rank
             if chunks_before[handle] != link:  # as _follow(), without a call for a new chunk
@@ -173,7 +171,7 @@ class PrefixOrder:
             before, link = handle, uses[handle] << _LINK_BITS | handle + _LINK_FIRST
         owner = ranks[-1] >> _OWNER_BITS
         deepest = self._chunk_at(self._deepest.pop(owner, NO_LINK))
-        is_deeper = deepest != NO_CHUNK and _depth(known[deepest]) > _depth(ranks[-1])
+        is_deeper = deepest != NO_CHUNK and known[deepest] & _DEPTH_MAX > ranks[-1] & _DEPTH_MAX
         self._deepest[owner] = self._link_to(deepest) if is_deeper else link
         if len(self._deepest) > REQUESTS_MAX:
             del self._deepest[next(iter(self._deepest))]

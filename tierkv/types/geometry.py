@@ -19,8 +19,11 @@ def cdiv(dividend: int, divisor: int) -> int:
 
 def batches(items: Sequence[_T], size_max: int) -> list[Sequence[_T]]:
     """As few batches as possible, of nearly one length: a rest of one chunk would cost what a whole batch costs."""
-    size = cdiv(len(items), cdiv(len(items), size_max)) if items else 1
-    return [items[i : i + size] for i in range(0, len(items), size)]
+    count = len(items)
+    if count <= size_max:  # usual
+        return [items[:]] if count else []
+    size = cdiv(count, cdiv(count, size_max))
+    return [items[i : i + size] for i in range(0, count, size)]
 
 
 @dataclass(frozen=True, slots=True)

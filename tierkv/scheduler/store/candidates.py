@@ -107,10 +107,12 @@ def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool
     found = False
     factor = geometry.blocks_per_chunk
     for group, state in zip(geometry.groups, record.groups, strict=True):
-        stop = _stop(group, state, factor, tokens)
-        if state.next_stored < stop:
+        stop, first = _stop(group, state, factor, tokens), state.next_stored
+        if first >= stop:
+            continue
+        if group.aligned_chunks is not None or NULL_BLOCK_ID in state.block_ids[first * factor : (first + 1) * factor]:
             state.next_stored = next(iter(storable_chunks(group, state, factor, tokens, 1)), stop)
-            found = found or state.next_stored < stop
+        found = found or state.next_stored < stop
     return found
 
 
@@ -160,7 +162,7 @@ def source_blocks(record: RequestRecord, geometry: Geometry, granted: Candidates
     Of a chunk with null blocks only the blocks behind the last one are taken, and the sizes count only these. A job can
     leave out blocks only at the front of a group (S70), so a later chunk with null blocks begins another job.
     """
-    if not len(granted):
+    if not granted.keys:
         return []
     whole = _whole_runs(record, geometry, granted)
     if whole is not None:
@@ -178,11 +180,11 @@ def _whole_runs(record: RequestRecord, geometry: Geometry, granted: Candidates) 
 
     Usual, and without a step of the interpreter per chunk.
     """
-    factor, groups, numbers = geometry.blocks_per_chunk, granted.groups, granted.numbers
+    factor, groups, numbers, count = geometry.blocks_per_chunk, granted.groups, granted.numbers, len(granted.keys)
     block_ids: list[int] = []
     sizes, indices = [0] * len(geometry.groups), [0] * len(geometry.groups)
     start = 0
-    while start < len(granted):
+    while start < count:
         group = groups[start]
         stop = start + groups.count(group)
         first, end = numbers[start], numbers[stop - 1] + 1
@@ -192,7 +194,7 @@ def _whole_runs(record: RequestRecord, geometry: Geometry, granted: Candidates) 
         block_ids += ids
         sizes[group], indices[group] = len(ids), first * factor
         start = stop
-    return SourceBlocks(range(len(granted)), tuple(groups), tuple(block_ids), tuple(sizes), tuple(indices))
+    return SourceBlocks(range(count), tuple(groups), tuple(block_ids), tuple(sizes), tuple(indices))
 
 
 def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, ...]]:

@@ -27,7 +27,7 @@ from tierkv.scheduler.store.candidates import (
     source_blocks,
 )
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry, batches, cdiv
+from tierkv.types.geometry import Geometry, batches
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_groups
@@ -94,7 +94,9 @@ class Stores:
         Chunks that a step completes are always offered together. Otherwise a fast prompt would lose its end; the cost
         is a small part of computing it.
         """
-        new = sum([cdiv(new_tokens, group.chunk_tokens) for group in self._geometry.groups])
+        new = 0
+        for group in self._geometry.groups:
+            new -= -new_tokens // group.chunk_tokens  # rounded up
         return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
 
     @property
@@ -135,7 +137,7 @@ class Stores:
         step computes.
         """
         offered = self._candidates(record, tokens, new_tokens)
-        grant = self._grant(offered.keys, offered.end_tokens, record.ctx) if offered else None
+        grant = self._grant(offered.keys, offered.end_tokens, record.ctx) if offered.keys else None
         if grant is not None:
             self._accept(record, offered, grant)
 
@@ -146,14 +148,14 @@ class Stores:
             False if the host tier is full. The cursors stop at the first chunk without room.
         """
         offered = self._candidates(record, tokens, new_tokens)
-        return not offered or self._accept_fitting(record, offered)
+        return not offered.keys or self._accept_fitting(record, offered)
 
     def _accept_fitting(self, record: RequestRecord, offered: Candidates) -> bool:
         if len(record.groups) > 1:
-            offered = offered.chosen(sorted(range(len(offered)), key=offered.end_tokens.__getitem__))
+            offered = offered.chosen(sorted(range(len(offered.keys)), key=offered.end_tokens.__getitem__))
         taken, grant = self._grant_fitting(offered.keys, offered.end_tokens, record.ctx)
         self._accept(record, offered.part(0, taken), grant)
-        return taken == len(offered)
+        return taken == len(offered.keys)
 
     def offer_remaining(self, record: RequestRecord, new_tokens: int = 0) -> None:
         """Offer all computed chunks of a request that ends: the last opportunity, since its blocks are reused.
@@ -163,7 +165,7 @@ class Stores:
         tokens = self.final_tokens(record)
         for _ in range(FINAL_PASSES_MAX):
             offered = self._candidates(record, tokens, new_tokens)
-            if not offered:
+            if not offered.keys:
                 return
             if not self._accept_fitting(record, offered):
                 break
@@ -207,7 +209,7 @@ class Stores:
         if not skip_useless(record, self._geometry, tokens):
             return _NONE
         found = candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
-        if found and not record.continues_prefix:
+        if found.keys and not record.continues_prefix:
             record.continues_prefix = True
             for group in record.groups:
                 self._manager.continue_prefix(group.keys, group.chunk_tokens, record.ctx)
@@ -244,17 +246,26 @@ class Stores:
             group = record.groups[index]  # in each group the chunks ascend, so the last one stays
             group.next_stored = max(group.next_stored, number + 1)
         chunks, slots = _in_groups(taken, grant)
-        for places in batches(range(len(chunks)), self.job_chunks_max):
-            part, refs = chunks.part(places[0], places[-1] + 1), slots[places[0] : places[-1] + 1]
-            for sources in source_blocks(record, self._geometry, part):
-                if len(sources.chunks) == len(part):
-                    job = self._start(record.ctx.request_id, part.keys, refs, sources)
-                else:
-                    keys = [part.keys[i] for i in sources.chunks]
-                    job = self._start(record.ctx.request_id, keys, [refs[i] for i in sources.chunks], sources)
-                record.store_jobs.add(job.job_id)
-                self._fence_windows(job)
-        self._block_events.on_store_granted(record.request, chunks)
+        count, most = len(chunks.keys), self.job_chunks_max
+        if count <= most:
+            self._start_jobs(record, chunks, slots)
+        else:
+            for places in batches(range(count), most):
+                first, end = places[0], places[-1] + 1
+                self._start_jobs(record, chunks.part(first, end), slots[first:end])
+        if self._block_events.active:
+            self._block_events.on_store_granted(record.request, chunks)
+
+    def _start_jobs(self, record: RequestRecord, chunks: Candidates, slots: Sequence[SlotRef]) -> None:
+        """Make one job of chunks of a request, or several where some of their blocks are missing."""
+        for sources in source_blocks(record, self._geometry, chunks):
+            keys, refs = chunks.keys, slots
+            if len(sources.chunks) != len(keys):
+                keys, refs = [keys[i] for i in sources.chunks], [refs[i] for i in sources.chunks]
+            job = self._start(record.ctx.request_id, keys, refs, sources)
+            record.store_jobs.add(job.job_id)
+            if self._windowed:  # the engine reuses passed blocks of windows while the request still runs (I3)
+                self._fences.fence_blocks(job, blocks_of_groups(job, self._windowed))
 
     def _start(
         self, request_id: str, keys: Sequence[Key], slots: Sequence[SlotRef], sources: SourceBlocks
@@ -274,15 +285,10 @@ class Stores:
         self.new_jobs.append(job)
         return job
 
-    def _fence_windows(self, job: TransferJob) -> None:
-        """Fence blocks of windows: the engine reuses passed blocks while the request still runs (I3)."""
-        if self._windowed:
-            self._fences.fence_blocks(job, blocks_of_groups(job, self._windowed))
-
 
 def _in_groups(taken: Candidates, grant: StoreGrant) -> tuple[Candidates, Sequence[SlotRef]]:
     """The chunks that were granted slots, ordered by group and place, and their slots."""
-    if len(grant.keys) == len(taken):  # each chunk has its own, in order: usual
+    if len(grant.keys) == len(taken.keys):  # each chunk has its own, in order: usual
         chosen, slots = taken, grant.slots
     else:
         slot_of = dict(zip(grant.keys, grant.slots, strict=True))
