@@ -52,8 +52,9 @@ class Place:
         """
         if self.backend.at_rest is None:
             raise BackendError(
-                f"backend {self.backend.name!r} cannot list its namespaces: describe them with --namespace-file, such "
-                "as the output of `tierkv ls --json` at another tier of the stack",
+                f"backend {self.backend.name!r} cannot list its namespaces: describe them with --namespace-file, the "
+                "output of `tierkv ls --json` at another tier of the stack, or of `json.dumps(stack.namespace.describe"
+                "())` in the program that stores there",
                 tier=self.name,
             )
         yield from self.backend.at_rest.namespaces(self.options)

@@ -49,12 +49,24 @@ def test_what_is_written_passes_the_kit_at_once(tmp_path: Path, kind: str) -> No
     site = installed(folder, tmp_path / "installed")
     (folder / "tests/conftest.py").write_text(FEWER, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error", "tests"]
     kit = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert kit.returncode == 0, kit.stdout[-4000:] + kit.stderr[-1000:]
     assert " passed" in kit.stdout
+    assert "declares no at_rest" not in kit.stdout, "tools find the namespaces, so the kit tests that"
     listed = [sys.executable, "-P", "-m", "tierkv.cli.main", "plugins", "--json"]
     assert "first-try" in subprocess.run(listed, env=environment, capture_output=True, text=True, check=True).stdout
+    place = f'path = "{tmp_path}/new/place"\ncapacity = "1MiB"' if kind == "local" else 'url = "http://127.0.0.1:9/a"'
+    stack = tmp_path / "stack.toml"
+    stack.write_text(f'[host]\ncapacity = "1MiB"\n[[tiers]]\nbackend = "first-try"\n{place}\n', encoding="utf-8")
+    for verb, said in (
+        ("check", f"{tmp_path} can be written to" if kind == "local" else "refused"),
+        ("ls", "first-try"),
+    ):
+        told = [sys.executable, "-P", "-m", "tierkv.cli.main", verb, str(stack), "--json"]
+        done_there = subprocess.run(told, env=environment, capture_output=True, text=True, check=False)
+        assert said in done_there.stdout, done_there.stderr
+        assert "Traceback" not in done_there.stderr
 
 
 @pytest.mark.parametrize(

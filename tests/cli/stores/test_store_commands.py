@@ -256,6 +256,14 @@ def test_a_new_disk_takes_the_room_of_its_chunks(run: Run, tmp_path: Path) -> No
     assert run("verify", tmp_path / "two").exit_code == 0
 
 
+def test_a_file_is_no_target_of_a_copy(run: Run, stack: Path, tmp_path: Path) -> None:
+    """`Not a directory` alone leaves a user guessing what would be one."""
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    said = run("copy", stack, tmp_path / "notes.txt", "--tier", "disk")
+    assert said.exit_code == 2
+    assert "notes.txt is a file: give a new directory, a stack file" in " ".join(said.stderr.split())
+
+
 def test_a_killed_copy_continues(tmp_path: Path) -> None:
     """Kill -9 in the middle: no half chunk counts, and the repeated copy completes the export."""
     count = 600

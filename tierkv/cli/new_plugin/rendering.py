@@ -25,6 +25,8 @@ LAYOUTS: Mapping[Kind, Mapping[str, str]] = {
         "src/@PACKAGE@/__init__.py": "local/init.py",
         "src/@PACKAGE@/options.py": "local/options.py",
         "src/@PACKAGE@/backend.py": "local/backend.py",
+        "src/@PACKAGE@/checking.py": "local/checking.py",
+        "src/@PACKAGE@/at_rest.py": "local/at_rest.py",
         "tests/test_conformance.py": "local/test_conformance.py",
     },
     "remote": {
@@ -35,6 +37,7 @@ LAYOUTS: Mapping[Kind, Mapping[str, str]] = {
         "src/@PACKAGE@/failures.py": "remote/failures.py",
         "src/@PACKAGE@/backend.py": "remote/backend.py",
         "src/@PACKAGE@/checking.py": "remote/checking.py",
+        "src/@PACKAGE@/at_rest.py": "remote/at_rest.py",
         "tests/@PACKAGE@_server.py": "remote/server.py",
         "tests/test_conformance.py": "remote/test_conformance.py",
     },

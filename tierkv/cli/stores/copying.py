@@ -112,6 +112,8 @@ def _target_place(target: str, tier: str | None, backend: str | None) -> Place:
         return only_place(target, find_places(target, registry, tier=tier, backend=backend), "--to-tier")
     if "://" in target:
         raise ConfigError(f"{target}: name the kind of the target with --to-backend, such as --to-backend fsspec")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{target} is a file: give a new directory, a stack file, or a place with --to-backend")
     if not path.exists() or not any(path.iterdir()):
         return folder_place(target)
     return only_place(target, find_places(target, registry), "--to-tier")
@@ -213,7 +215,7 @@ def warm(  # noqa: PLR0913 - click passes each option
     Examples:
       tierkv warm stack.toml -n llama-3-8b
       tierkv warm stack.toml --record record.jsonl --dry-run
-      tierkv explain --help | grep key; tierkv warm stack.toml --keys keys.txt
+      tierkv warm stack.toml --keys keys.txt
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     if choice.tier is not None or choice.backend is not None:
         raise click.UsageError("warm takes --from and --to, not --tier or --backend", ctx)

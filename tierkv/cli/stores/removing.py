@@ -105,7 +105,8 @@ def rm(  # noqa: PLR0913 - click passes each option
         reason = "no chosen namespace has a chunk with this key; the beginning of a key is not enough"
         report.add(Finding(FindingKind.MISSING, place, "", key, reason) for key in keys)
     done = "would be removed" if dry_run else "removed"
-    sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}, {counted_namespaces(sums.namespaces)} whole"
+    sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}"
+    sentence += f", and the files of {counted_namespaces(sums.namespaces)}" if sums.namespaces else ""
     report.end(ctx, sentence, place=place, dry_run=dry_run, **asdict(sums))
 
 

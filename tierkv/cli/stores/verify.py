@@ -55,5 +55,7 @@ def verify(  # noqa: PLR0913 - click passes each option
                     report.add(verify_store(store, sums, chosen=chosen, repair=repair, progress=advance))
             except TierKVError as error:
                 report.add([not_opened(at, stored, error)])
-    sentence = f"{counted(sums.chunks, sums.frame_bytes)} whole, {report.findings} findings, {sums.removed} removed"
+    sentence = (
+        f"{counted(sums.chunks, sums.frame_bytes)} whole, {report.findings} with a finding, {sums.removed} removed"
+    )
     report.end(ctx, sentence, place=place, **asdict(sums))
