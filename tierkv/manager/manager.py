@@ -60,6 +60,8 @@ class OffloadManager:
         self.found_below = 0
         """Number of lookups whose chunk would have to be read. Callers compare it before and after their lookups."""
         self._host, self.filling = host, host.slots.filling
+        self.store_chunks_max = max(1, host.num_slots // 4)
+        """Number of chunks to offer in one ``prepare_store``: a quarter of the host tier, so no store flushes it."""
         self.tiers = TierList(tiers)
         """Lower tiers in service, in the order in which they are searched; also by number."""
         self._events = EventLog(counters)
@@ -116,11 +118,6 @@ class OffloadManager:
     def version(self) -> int:
         """Grows when a tier answers, when its health changes, and when a chunk is lost; see :class:`StepState`."""
         return self.step.version
-
-    @property
-    def store_chunks_max(self) -> int:
-        """Number of chunks to offer in one ``prepare_store``: a quarter of the host tier, so no store flushes it."""
-        return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
 

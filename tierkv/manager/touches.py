@@ -88,19 +88,27 @@ class Touches:
 
     def _add(self, use: _Use) -> None:
         if use.num_left and self.num_waiting < WAITING_MAX:
+            if not self._waiting and self._share.left > 0:
+                self._advance(use)
+                if not use.num_left:  # usual
+                    return
             self._waiting.append(use)
             self.num_waiting += use.num_left
             self.begin_step()
+
+    def _advance(self, use: _Use) -> None:
+        """Do a part of the work for a use."""
+        if use.by is not None and not use.by.is_found:
+            self._find(use, use.by)
+        else:
+            self._count_some(use)
 
     def begin_step(self) -> None:
         """Count uses that wait, the oldest first."""
         while self._waiting and self._share.left > 0:
             use = self._waiting[0]
             before = use.num_left
-            if use.by is not None and not use.by.is_found:
-                self._find(use, use.by)
-            else:
-                self._count_some(use)
+            self._advance(use)
             self.num_waiting -= before - use.num_left
             if not use.num_left:
                 self._waiting.popleft()
@@ -117,12 +125,7 @@ class Touches:
         if by.is_found:
             use.num_left = by.num_present
             if last := use.keys[max(0, by.num_present - TOGETHER) : by.num_present]:
-                self._note_continued(self._tiers.rows_of(last), by)
-
-    def _note_continued(self, rows: Sequence[TierRows], by: _Continuation) -> None:
-        """Note in the tiers which prefix the chunks of a request continue. rows: of its last chunks."""
-        [rank] = ranks_of(by.ctx.request_id, [by.chunk_tokens], by.ctx.number)
-        self._tiers.note_continued(rows, rank)
+                self._tiers.note_continued(self._tiers.rows_of(last), _ranks_by(by, 0, 1)[0])
 
     def _continue_short(self, use: _Use, by: _Continuation) -> None:
         """Find the chunks of a short prefix that are in a tier, and count their use, with one lookup for both."""
@@ -138,16 +141,14 @@ class Touches:
         uses = 1
         if count:
             rows = [(tier, some[:stop], at[:stop]) for tier, some, at in rows if (stop := bisect_left(at, count))]
-            self._note_continued(rows, by)
-            uses = self._rank(by, 0, slots[:count], rows)
+            ranks = _ranks_by(by, 0, count)
+            self._tiers.note_continued(rows, ranks[0])
+            uses = self._rank(ranks, slots[:count], rows)
         self._share.take(cdiv(uses, SLOTS_PER_KEY))
 
-    def _rank(self, by: _Continuation, first: int, slots: Sequence[int | None], rows: Sequence[TierRows]) -> int:
-        """Rank chunks anew, from the one of number ``first`` on, where they are. Returns the number of uses."""
-        size, uses = by.chunk_tokens, len(slots)
-        ranks = ranks_of(
-            by.ctx.request_id, range(size * (first + 1), size * (first + len(slots) + 1), size), by.ctx.number
-        )
+    def _rank(self, ranks: Sequence[int], slots: Sequence[int | None], rows: Sequence[TierRows]) -> int:
+        """Rank chunks anew where they are. Returns the number of uses."""
+        uses = len(slots)
         self._host.continue_prefix(slots, ranks)
         for tier, some, positions in rows:
             tier.residency.continue_prefix(some, [ranks[i] for i in positions])
@@ -162,9 +163,15 @@ class Touches:
             # With one chunk that was moved before, so that the parts of the prefix are linked.
             keys = use.keys[first : min(stop + 1, by.num_present)]
             slots, rows = self._host.slots.find_all(keys), self._tiers.rows_of(keys)
-            uses, per_key = self._rank(by, first, slots, rows), SLOTS_PER_KEY
+            uses, per_key = self._rank(_ranks_by(by, first, len(keys)), slots, rows), SLOTS_PER_KEY
         else:
             tail_first = use.keys[first:stop][::-1]
             self._host.touch(tail_first)
             uses, per_key = len(tail_first) + self._tiers.touch(tail_first), KEYS_PER_LOOK
         self._share.take(cdiv(uses, per_key))
+
+
+def _ranks_by(by: _Continuation, first: int, count: int) -> list[int]:
+    """Ranks of chunks that a request continues, from the one of number ``first`` on."""
+    size = by.chunk_tokens
+    return ranks_of(by.ctx.request_id, range(size * (first + 1), size * (first + count + 1), size), by.ctx.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 
 class Histogram:
@@ -26,6 +27,13 @@ class Histogram:
         """Add one observation."""
         self._counts[bisect_left(self.buckets, value)] += 1
         self.total += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Add observations."""
+        counts, buckets = self._counts, self.buckets
+        for value in values:
+            counts[bisect_left(buckets, value)] += 1
+            self.total += value
 
     @property
     def counts(self) -> tuple[int, ...]:

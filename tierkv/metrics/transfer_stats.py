@@ -31,7 +31,8 @@ class TransferStats:
     def __init__(self, data: Operations | None = None, *, operations_max: int | None = None) -> None:
         self.data: dict[str, list[dict[str, float]]] = {}
         self._operations_max = operations_max
-        self.add(data or {})
+        if data:
+            self.add(data)
 
     def record(self, transfer_type: str, size_bytes: int | None, time_s: float | None) -> None:
         """Add one operation, unless it moved no bytes or its time is None. 0 seconds are a valid time."""
@@ -47,7 +48,8 @@ class TransferStats:
         """Append copies of operations; return those that were appended. Others lack a size or a time (S109)."""
         added: dict[str, list[dict[str, float]]] = {}
         for transfer_type, operations in data.items():
-            whole = [dict(one) for one in operations if one.get(SIZE) is not None and one.get(TIME) is not None]
+            known = [dict(one) for one in operations if SIZE in one and TIME in one]
+            whole = [one for one in known if one[SIZE] is not None and one[TIME] is not None]
             if whole:
                 added[transfer_type] = whole
                 self._keep(transfer_type, whole)
@@ -75,7 +77,7 @@ class TransferStats:
 
     def drain(self) -> TransferStats | None:
         """Return all operations and begin anew; None if there are none."""
-        if self.is_empty:
+        if not self.data:
             return None
         taken = TransferStats(operations_max=self._operations_max)
         taken.data, self.data = self.data, {}

@@ -313,3 +313,42 @@ def test_a_budget_ends_a_batch_in_the_middle_of_a_store() -> None:
     assert steps > 1
     assert core.ready() == {key for job in jobs for key in job.keys}
     assert not core.scheduler.has_transfers
+
+
+def loads_of(core: Core, count: int) -> list[TransferJob]:
+    """Loads of that many requests, in flight; two requests each load the same chunks."""
+    jobs = []
+    for number in range(count):
+        request = core.arrive([number // 2] * 8, f"load {number}")
+        core.put(core.truth.keys(request))
+        assert core.ask(request) == 8
+        core.scheduler.update_state_after_alloc(request, [blocks([2 * number + 1, 2 * number + 2])], 8)
+        jobs += core.scheduler.build_connector_meta(StepOutput()).loads
+    return jobs
+
+
+def test_loads_that_are_reported_together_are_taken_in_together() -> None:
+    """In a busy step most loads end together: a batch of them costs about as much as one job."""
+    counts = []
+    for count in (2, 8):
+        core = make_core(slots=64, limits=SchedulerLimits(gpu_prefix_caching=False))
+        jobs = loads_of(core, count)
+        assert len(jobs) == count
+        output = WorkerOutput({job.job_id: 1 for job in jobs})
+        counts.append(calls_of(core.scheduler.update_connector_output, output))
+        core.scheduler.validate()
+        assert core.manager.host_is_idle, "also the slots that two loads held"
+        assert not core.scheduler.has_transfers
+    assert counts[1] < 2.7 * counts[0]
+
+
+def test_of_loads_that_are_reported_together_one_may_fail() -> None:
+    """The chunks of the others stay, and only those of the failed one are dropped."""
+    core = make_core(slots=64, limits=SchedulerLimits(gpu_prefix_caching=False))
+    jobs = loads_of(core, 6)
+    bad = jobs[2].keys[1]
+    report = core.report(*[job.job_id for job in jobs], failed={jobs[2].job_id: frozenset({bad})})
+    core.scheduler.validate()
+    assert report.finished_recving == {f"load {number}" for number in range(6)}
+    assert core.ready() == {key for job in jobs for key in job.keys} - {bad}
+    assert core.manager.host_is_idle

@@ -128,24 +128,16 @@ class HostTier:
             self.policy.release(slots)
             return
         pins, states, write_pins = table.pins, table.states, table.write_pins
-        used: list[int] = []
-        gone: list[int] = []
-        idle = 0
         for slot in slots:
             count = pins[slot] - 1
             if count < 0:
                 raise self._not_pinned(slot)
             pins[slot] = count
-            if not count:
-                if states[slot] == _READY:
-                    used.append(slot)
-                    idle += 1
-                else:
-                    gone.append(slot)
-            elif write_pins[slot] == count and states[slot] == _READY:
-                used.append(slot)
+        ended = [*dict.fromkeys(slots[::-1])][::-1]  # each slot once, at its last position
+        used = [slot for slot in ended if write_pins[slot] == pins[slot] and states[slot] == _READY]
+        gone = [slot for slot in ended if not pins[slot] and states[slot] != _READY]
         if used:
-            self.listed.evictable += idle
+            self.listed.evictable += [pins[slot] for slot in used].count(0)
             self.policy.release(used)
         if gone:
             self.dropping.free_doomed(gone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkv.manager.manager import OffloadManager
@@ -81,17 +82,22 @@ class CompletionHandler:
         self._jobs.check_reports(output.finished)
         finished: set[str] = set()
         invalid: set[int] = set()
-        failed_keys = output.failed_keys
+        failed_keys, loads = output.failed_keys, list[JobStatus]()
         for job_id, count in output.finished.items():
-            failed = failed_keys.get(job_id, _NO_KEYS)
+            failed = failed_keys.get(job_id, _NO_KEYS) if failed_keys else _NO_KEYS
             status = self._jobs.report_job(job_id, count, failed)
             if status is None:
                 continue
             if status.job.is_store:
                 self._stored.append(EndedStore(status, len(status.job.slots)))
-                continue
-            self._jobs.remove(job_id)
-            load = self._end_load_job(status)
+            else:
+                self._jobs.remove(job_id)
+                loads.append(status)
+        if loads:
+            self._free_slots(loads)
+        for status in loads:
+            self._fences.lift_fences(status.job.job_id)
+            load = self._loads.end_job(status)
             if load is not None:
                 finished.add(status.job.request_id)
                 invalid |= self._invalid_blocks(load)
@@ -135,15 +141,20 @@ class CompletionHandler:
                 self._accounting.note_stored(status.job, status.failed)
             self.end_store(status.job)
 
-    def _end_load_job(self, status: JobStatus) -> EndedLoad | None:
-        """End a load job. Returns the load if it has ended with this job."""
-        job = status.job
-        if status.failed and not status.stale:
-            void = [key for key, ref in zip(job.keys, job.slots, strict=True) if ref == VOID_SLOT]
-            self._counters.loads_failed += len(status.failed.difference(void))
-        self._manager.complete_load(job.slots, frozenset(status.failed))
-        self._fences.lift_fences(job.job_id)
-        return self._loads.end_job(status)
+    def _free_slots(self, ended: Sequence[JobStatus]) -> None:
+        """Free the slots of load jobs. Those without a failure form one batch: it costs about as much as one job."""
+        good: list[SlotRef] = []
+        for status in reversed(ended):  # the manager goes through a batch from its end
+            job = status.job
+            if not status.failed:
+                good += job.slots
+                continue
+            if not status.stale:
+                void = [key for key, ref in zip(job.keys, job.slots, strict=True) if ref == VOID_SLOT]
+                self._counters.loads_failed += len(status.failed.difference(void))
+            self._manager.complete_load(job.slots, frozenset(status.failed))
+        if good:
+            self._manager.complete_load(good)
 
     def _invalid_blocks(self, load: EndedLoad) -> set[int]:
         """Blocks of failed chunks; all blocks of a load that was in flight at a reset, since its data is outdated.

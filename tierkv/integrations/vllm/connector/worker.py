@@ -149,9 +149,10 @@ class ConnectorWorker:
         output = self._worker.get_finished()
         if not (output.finished or self._loads):
             return results
-        self._output = WorkerOutput.aggregate([self._output, output])
+        # The previous output was mostly taken, so there is nothing to join.
+        self._output = WorkerOutput.aggregate([self._output, output]) if self._output.finished else output
         for load in self._loads.values():
-            for job_id in load.jobs.keys() & output.finished.keys():
+            for job_id in [job_id for job_id in load.jobs if job_id in output.finished]:
                 self._note(load, load.jobs.pop(job_id), output, results)
         return self.take_ended(results)
 
@@ -169,7 +170,7 @@ class ConnectorWorker:
         return results
 
     def _note(self, load: _Load, job: TransferJob, output: WorkerOutput, results: LoadResults) -> None:
-        failed = output.failed_keys.get(job.job_id)
+        failed = output.failed_keys.get(job.job_id) if output.failed_keys else None
         if not failed:
             return
         if self._fails_whole:

@@ -83,6 +83,8 @@ class TierKVManager:
         self._reset_scope = reset_scope
         self._localities = localities
         self._events = events
+        self.has_events = events is not None
+        """Whether :meth:`take_events` may return any."""
         self._stats = StatsFeed(stack)
         self._open: set[str] = set()  # requests
         self._dropped: set[str] = set()  # those of them that vLLM serves without tierkv
@@ -170,7 +172,7 @@ class TierKVManager:
         If one of them is refused, nothing is stored for the request from now on.
         """
         position = req_context.get_offload_key_position
-        chunks = () if req_context.req_id in self._dropped else [(key, position(key) or 0) for key in _keys(keys)]
+        chunks = () if req_context.req_id in self._dropped else [(key, position(key) or 0) for key in keys]
         try:
             store = self.stack.prepare_store(req_context.req_id, chunks)
         except EngineProtocolError as error:
