@@ -19,9 +19,10 @@ from benchmarks.rows import Row, Target
 from tierkv.abc import EvictionPolicy
 from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
-from tierkv.policies.prefix_order import PrefixOrder, ranks_of
+from tierkv.policies.prefix_order import PrefixOrder
 from tierkv.scheduler.wiring import WiredCore
 from tierkv.structures.columns import column
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.keys import Key
 
 TARGET = Target("measured", "<=", 200.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from calls import calls_of
 
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.prefix_order import PrefixOrder, ranks_of
+from tierkv.policies.prefix_order import PrefixOrder
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.keys import make_key
 
 CHUNKS = 256

@@ -12,9 +12,10 @@ from tierkv.plugins.loading import load_plugins
 from tierkv.policies import prefix_order
 from tierkv.policies.builtin import POLICY_PLUGINS
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.prefix_order import NO_CHUNK, PrefixOrder, ranks_of
+from tierkv.policies.prefix_order import NO_CHUNK, PrefixOrder
 from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.structures.columns import column
+from tierkv.structures.ranks import by_request, ranks_of
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import NO_REQUEST
 
@@ -374,7 +375,7 @@ def test_chunks_of_several_requests_are_told_apart() -> None:
     """A batch of stores may be of several requests, in any order; those without a rank or a handle are left out."""
     first, second = ranks_of("a", [1, 2, 3]), ranks_of("b", [5, 6])
     ranks, handles = [second[1], first[2], 0, first[0], second[0], first[1]], [8, 3, 4, 1, 7, None]
-    found = {tuple(some): their for some, their in prefix_order.by_request(handles, ranks)}
+    found = {tuple(some): their for some, their in by_request(handles, ranks)}
     assert found == {(1, 3): [first[0], first[2]], (7, 8): second}
 
 

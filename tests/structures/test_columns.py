@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.prefix_order import PrefixOrder, ranks_of
+from tierkv.policies.prefix_order import PrefixOrder
 from tierkv.structures.columns import GROWTH_NUMBERS, Code, column, grown, longer
 from tierkv.structures.key_table import KeyTable
+from tierkv.structures.ranks import ranks_of
 from tierkv.structures.rings import HANDLES_MIN, Rings
 from tierkv.structures.written_order import WrittenColumn
 from tierkv.types.keys import Key, make_key

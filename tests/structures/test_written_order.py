@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tierkv.policies.prefix_order import ranks_of
 from tierkv.structures import written_order
+from tierkv.structures.ranks import ranks_of
 from tierkv.structures.written_order import RANK_MAX, WrittenColumn, WrittenRanks, eviction_order
 
 

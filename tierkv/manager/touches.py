@@ -13,7 +13,7 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.tier_index import TierRows
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
-from tierkv.policies.prefix_order import ranks_of
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 

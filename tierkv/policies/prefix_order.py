@@ -10,14 +10,14 @@ before it in the prefix, and how many chunks come behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
-from zlib import crc32
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
-from tierkv.structures.columns import column, grown, longer
+from tierkv.structures.columns import RUN_MIN, column, grown, longer, run_of
+from tierkv.structures.ranks import DEPTH_MAX, OWNER_BITS
 from tierkv.types.keys import Key
-from tierkv.types.transfers import NO_REQUEST
 
 REQUESTS_MAX = 4096
 """Requests whose deepest chunk is remembered. The oldest are forgotten: their further chunks are added as unknown."""
@@ -46,31 +46,8 @@ USES = 1 << 16
 BEHIND_MAX = USES - 1
 """Chunks behind one that are counted. A chunk that reaches it counts as needed until it is evicted."""
 
-_OWNER_BITS = _LINK_BITS = 32
+_LINK_BITS = 32
 _LINK_MAX, _LINK_FIRST = (1 << _LINK_BITS) - 1, NO_LINK + 1  # the latter: link to handle 0
-_DEPTH_MAX = (1 << _OWNER_BITS) - 1
-
-
-def ranks_of(request_id: str, end_tokens: Iterable[int], number: int = 0) -> list[int]:
-    """Ranks of chunks of a request, from the token at which each ends; zeros for chunks of no request.
-
-    number: tells requests apart that had one id after another.
-    """
-    if request_id == NO_REQUEST:
-        return [0 for _ in end_tokens]
-    owner = crc32(f"{number}:{request_id}".encode("utf-8", "surrogatepass")) << _OWNER_BITS
-    ends = list(end_tokens)
-    if max(ends, default=0) > _DEPTH_MAX:
-        ends = [min(end, _DEPTH_MAX) for end in ends]
-    return [owner | end if end else 0 for end in ends]
-
-
-def by_request(handles: Iterable[int | None], ranks: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Handles with a rank, and their ranks, request by request and each in prefix order."""
-    known = sorted((rank, handle) for rank, handle in zip(ranks, handles, strict=True) if rank and handle is not None)
-    for _, some in groupby(known, lambda each: each[0] >> _OWNER_BITS):
-        in_order, of_handles = zip(*some, strict=True)
-        yield [*of_handles], [*in_order]
 
 
 class PrefixOrder:
@@ -104,21 +81,28 @@ class PrefixOrder:
             self._policy.add(handles, keys)
             return
         self._lengthen(max(handles) + 1)
-        chunks, owners = list(zip(ranks, handles, keys, strict=True)), [rank >> _OWNER_BITS for rank in ranks]
-        by_owner: dict[int, list[tuple[int, int, Key]]] = {}
+        owners = [rank >> OWNER_BITS for rank in ranks]
         ends = [i for i, (owner, after) in enumerate(pairwise(owners), 1) if owner != after]
+        if not ends:  # usual
+            self._add_of_request(self._aware, ranks, handles, keys)
+            return
+        chunks, by_owner = list(zip(ranks, handles, keys, strict=True)), dict[int, list[tuple[int, int, Key]]]()
         for first, end in pairwise((0, *ends, len(owners))):  # chunks of a request mostly come together
             by_owner.setdefault(owners[first], []).extend(chunks[first:end])
-        for owner, some in by_owner.items():
-            if some[0][0]:
-                self._add_of_request(self._aware, owner, some)
+        for some in by_owner.values():
+            its_ranks, its_handles, its_keys = zip(*some, strict=True)
+            if its_ranks[0]:
+                self._add_of_request(self._aware, its_ranks, its_handles, its_keys)
             else:
-                self._policy.add([handle for _, handle, _ in some], [key for _, _, key in some])
+                self._policy.add(its_handles, its_keys)
 
-    def _add_of_request(self, policy: PrefixAwarePolicy, owner: int, chunks: Iterable[tuple[int, int, Key]]) -> None:
+    def _add_of_request(
+        self, policy: PrefixAwarePolicy, ranks: Sequence[int], handles: Sequence[int], keys: Sequence[Key]
+    ) -> None:
         """Add chunks of one request, tail first."""
-        ranks, handles, keys = zip(*sorted(chunks, reverse=True), strict=True)
-        before, after = self._place(owner, ranks[-1])
+        if [*ranks] != sorted(ranks, reverse=True):  # they mostly come tail first
+            ranks, handles, keys = zip(*sorted(zip(ranks, handles, keys, strict=True), reverse=True), strict=True)
+        before, after = self._place(ranks[0] >> OWNER_BITS, ranks[-1])
         if before == NO_CHUNK:
             self._policy.add(handles, keys)
         else:
@@ -129,9 +113,9 @@ class PrefixOrder:
 
     def _place(self, owner: int, rank: int) -> tuple[int, int]:
         """The known chunks just before and behind that rank in the prefix. Looks past :data:`LATE_MAX` chunks."""
-        before, after, depth = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK, rank & _DEPTH_MAX
+        before, after, depth = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK, rank & DEPTH_MAX
         for _ in range(LATE_MAX):
-            if before == NO_CHUNK or self._ranks[before] & _DEPTH_MAX < depth:
+            if before == NO_CHUNK or self._ranks[before] & DEPTH_MAX < depth:
                 return before, after
             before, after = self._chunk_at(self._before[before]), before
         return NO_CHUNK, NO_CHUNK
@@ -150,7 +134,7 @@ class PrefixOrder:
         if self._aware is None:
             return
         self._lengthen(max(handles) + 1)
-        owner = ranks[0] >> _OWNER_BITS
+        owner = ranks[0] >> OWNER_BITS
         before, after = self._place(owner, ranks[0])[0], self._place(owner, ranks[-1] + 1)[1]
         self._enter(ranks, handles, self._chunk_at(self._before[handles[0]]) if before == NO_CHUNK else before)
         if after != NO_CHUNK:
@@ -158,6 +142,33 @@ class PrefixOrder:
 
     def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
         """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
+        run = run_of(handles) if len(handles) >= RUN_MIN else None
+        if run is not None and self._before[run].tobytes() == bytes(self._before.itemsize * len(handles)):
+            link = self._link_run(run, ranks, handles, before)
+        else:
+            link = self._link_each(ranks, handles, before)
+        known = self._ranks
+        owner = ranks[-1] >> OWNER_BITS
+        deepest = self._chunk_at(self._deepest.pop(owner, NO_LINK))
+        is_deeper = deepest != NO_CHUNK and known[deepest] & DEPTH_MAX > ranks[-1] & DEPTH_MAX
+        self._deepest[owner] = self._link_to(deepest) if is_deeper else link
+        if len(self._deepest) > REQUESTS_MAX:
+            del self._deepest[next(iter(self._deepest))]
+
+    def _link_run(self, run: slice, ranks: Sequence[int], handles: Sequence[int], before: int) -> int:
+        """Rank and link chunks that were not in the order and whose handles follow one another, as _link_each()."""
+        up, ones = 1 if handles[0] == run.start else -1, (1,) * (len(handles) - 1)
+        uses = self._uses[run][::up]
+        links = [use << _LINK_BITS | handle + _LINK_FIRST for use, handle in zip(uses, handles, strict=True)]
+        self._ranks[run][::up] = array("Q", ranks)
+        self._before[run][::up] = array("Q", (self._link_to(before), *links[:-1]))
+        self._behind[run][::up] = array("H", (*ones, 0))
+        if before != NO_CHUNK and self._behind[before] < BEHIND_MAX:
+            self._behind[before] += 1
+        return links[-1]
+
+    def _link_each(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> int:
+        """Rank chunks, and link each to the one before it. Returns the link to the last one."""
         known, chunks_before, behind, uses = self._ranks, self._before, self._behind, self._uses
         link = NO_LINK if before == NO_CHUNK else self._link_to(before)
         for rank, handle in zip(ranks, handles, strict=True):
@@ -169,12 +180,7 @@ class PrefixOrder:
                 if before != NO_CHUNK and behind[before] < BEHIND_MAX:
                     behind[before] += 1
             before, link = handle, uses[handle] << _LINK_BITS | handle + _LINK_FIRST
-        owner = ranks[-1] >> _OWNER_BITS
-        deepest = self._chunk_at(self._deepest.pop(owner, NO_LINK))
-        is_deeper = deepest != NO_CHUNK and known[deepest] & _DEPTH_MAX > ranks[-1] & _DEPTH_MAX
-        self._deepest[owner] = self._link_to(deepest) if is_deeper else link
-        if len(self._deepest) > REQUESTS_MAX:
-            del self._deepest[next(iter(self._deepest))]
+        return link
 
     def _link_to(self, handle: int) -> int:
         return NO_LINK if handle == NO_CHUNK else self._uses[handle] << _LINK_BITS | handle + _LINK_FIRST
@@ -216,7 +222,7 @@ class PrefixOrder:
         """Link the chunk behind a lost one to the one before it, within that number of looks. Returns those left."""
         if handle >= len(self._behind) or not self._behind[handle]:
             return looks
-        owner = self._ranks[handle] >> _OWNER_BITS
+        owner = self._ranks[handle] >> OWNER_BITS
         lost, behind = self._link_to(handle), self._chunk_at(self._deepest.get(owner, NO_LINK))
         while looks and behind != NO_CHUNK:
             looks -= 1
@@ -237,7 +243,7 @@ class PrefixOrder:
         """Remove a chunk from its prefix. Returns its rank if it was the deepest one, otherwise 0."""
         if handle >= len(self._before) or self._before[handle] == UNLINKED:
             return 0
-        owner = (rank := self._ranks[handle]) >> _OWNER_BITS
+        owner = (rank := self._ranks[handle]) >> OWNER_BITS
         was_deepest = self._deepest.get(owner, NO_LINK) == self._link_to(handle)
         if was_deepest:
             del self._deepest[owner]
@@ -250,31 +256,31 @@ class PrefixOrder:
 
     def _cut(self, rank: int) -> None:
         """Note that a chunk was evicted or refused: those behind it would serve no request."""
-        owner = rank >> _OWNER_BITS
+        owner = rank >> OWNER_BITS
         self._cuts[owner] = min(rank, self._cuts.pop(owner, rank))
         if len(self._cuts) > REQUESTS_MAX:
             del self._cuts[next(iter(self._cuts))]
 
     def forget_cuts(self, ranks: Iterable[int]) -> None:
         """Forget what was evicted or refused of the requests of these ranks."""
-        for owner in {rank >> _OWNER_BITS for rank in ranks} if self._cuts else ():
+        for owner in {rank >> OWNER_BITS for rank in ranks} if self._cuts else ():
             self._cuts.pop(owner, None)
 
     # -- victims -----------------------------------------------------------------------------------------------------
 
     def stop_of(self, rank: int) -> int:
         """Deepest chunk of the same request, if a chunk of that rank continues it; otherwise ``NO_CHUNK``."""
-        deepest = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
-        return deepest if deepest != NO_CHUNK and _depth(self._ranks[deepest]) <= _depth(rank) else NO_CHUNK
+        deepest = self._chunk_at(self._deepest.get(rank >> OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
+        return deepest if deepest != NO_CHUNK and self._ranks[deepest] & DEPTH_MAX <= rank & DEPTH_MAX else NO_CHUNK
 
     def fills_gap(self, rank: int) -> bool:
         """Whether chunks of the same request that are here serve no request without a chunk of that rank."""
-        deepest = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
-        return deepest != NO_CHUNK and _depth(self._ranks[deepest]) > _depth(rank)
+        deepest = self._chunk_at(self._deepest.get(rank >> OWNER_BITS, NO_LINK)) if rank else NO_CHUNK
+        return deepest != NO_CHUNK and self._ranks[deepest] & DEPTH_MAX > rank & DEPTH_MAX
 
     def is_cut(self, *ranks: int) -> bool:
         """Whether one of the chunks of these ranks would continue a prefix whose end was evicted or refused."""
-        deepest = {rank >> _OWNER_BITS: rank for rank in sorted(ranks)} if self._cuts else {}  # of each request
+        deepest = {rank >> OWNER_BITS: rank for rank in sorted(ranks)} if self._cuts else {}  # of each request
         return bool(deepest) and any(rank > self._cuts.get(owner, rank) for owner, rank in deepest.items())
 
     def refuse(self, rank: int) -> bool:
@@ -296,10 +302,10 @@ class PrefixOrder:
         elif self._aware is None or stop == NO_CHUNK:
             victims = self._policy.evict(count, pins)
         else:
-            victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
+            victims = self._evict_before(self._aware, count, pins, stop, rank >> OWNER_BITS)
             if not victims and (chain := self._chain(stop)):
                 self._policy.release(chain)
-                victims = self._evict_before(self._aware, count, pins, stop, rank >> _OWNER_BITS)
+                victims = self._evict_before(self._aware, count, pins, stop, rank >> OWNER_BITS)
         self.evicted(victims)
         return victims
 
@@ -316,7 +322,7 @@ class PrefixOrder:
             passed += needed
             victims = [handle for handle in victims if handle not in needed]
         if passed and self._key_of is not None:
-            passed.sort(key=lambda handle: _depth(self._ranks[handle]), reverse=True)  # the tail first
+            passed.sort(key=lambda handle: self._ranks[handle] & DEPTH_MAX, reverse=True)  # the tail first
             self._policy.add(passed, [self._key_of(handle) for handle in passed])
         return victims
 
@@ -335,7 +341,7 @@ class PrefixOrder:
                 return victims
             again = not moved.isdisjoint(needed)
             moved |= needed
-            tail_first = sorted(needed, key=lambda handle: _depth(self._ranks[handle]), reverse=True)
+            tail_first = sorted(needed, key=lambda handle: self._ranks[handle] & DEPTH_MAX, reverse=True)
             self._policy.add(tail_first, [self._key_of(handle) for handle in tail_first])
             if again or len(needed) < len(victims) or len(moved) > CHAIN_MAX:
                 return [handle for handle in victims if handle not in needed]
@@ -343,8 +349,8 @@ class PrefixOrder:
     def _evict_tail(self, count: int, pins: Sequence[int], rank: int) -> list[int]:
         """Victims from the end of a request's prefix, down to that rank: without the chunk they serve no request."""
         victims: list[int] = []
-        handle = self._chunk_at(self._deepest.get(rank >> _OWNER_BITS, NO_LINK))
-        while handle != NO_CHUNK and len(victims) < count and _depth(self._ranks[handle]) > _depth(rank):
+        handle = self._chunk_at(self._deepest.get(rank >> OWNER_BITS, NO_LINK))
+        while handle != NO_CHUNK and len(victims) < count and self._ranks[handle] & DEPTH_MAX > rank & DEPTH_MAX:
             if pins[handle] or self._behind[handle] > bool(victims):  # chunks of other requests are behind it
                 break
             victims.append(handle)
@@ -355,7 +361,7 @@ class PrefixOrder:
     def _needed(self, victims: Sequence[int], owner: int) -> set[int]:
         """Those of ``victims`` that belong to that request, or come before a chunk that is not evicted with them."""
         ranked = [handle for handle, rank in zip(victims, self.ranks_at(victims), strict=True) if rank]
-        needed = {handle for handle in ranked if self._ranks[handle] >> _OWNER_BITS == owner}
+        needed = {handle for handle in ranked if self._ranks[handle] >> OWNER_BITS == owner}
         before = {handle: self._chunk_at(self._before[handle]) for handle in ranked if handle not in needed}
         staying = {handle: self._behind[handle] for handle in before}  # chunks behind each that are not evicted
         for last in before.values():
@@ -392,7 +398,3 @@ class PrefixOrder:
     def ranked(self) -> list[int]:
         """Handles in the order, which the policy must know. O(handles)."""
         return [handle for handle, link in enumerate(self._before) if link != UNLINKED]
-
-
-def _depth(rank: int) -> int:
-    return rank & _DEPTH_MAX

@@ -14,8 +14,9 @@ from tierkv.abc import Capabilities
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.lower.residency import HEADROOM_FRAMES_MAX
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.prefix_order import CHAIN_MAX, ranks_of
+from tierkv.policies.prefix_order import CHAIN_MAX
 from tierkv.policies.quotas import Quotas, TenantPolicy
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
 

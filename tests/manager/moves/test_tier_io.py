@@ -14,7 +14,7 @@ from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.lower.chunk_sizes import ChunkSizes, frame_bytes_bound
 from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
 from tierkv.manager.moves.write_through import Cascades
-from tierkv.policies.prefix_order import ranks_of
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult

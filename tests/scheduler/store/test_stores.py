@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from store_parts import chunk_indices, only_store
 
 from tierkv.manager.contract import RequestContext, StoreGrant
-from tierkv.policies.prefix_order import ranks_of
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits, StorePlanName
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.store.candidates import Candidate, candidates, source_blocks
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.engine import ScheduledRequest, StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Verb

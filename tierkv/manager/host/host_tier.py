@@ -75,12 +75,8 @@ class HostTier:
 
     def ready_slots(self, leases: Iterable[tuple[int, int]]) -> list[int]:
         """Slots of those ``leases`` (slot, generation) whose chunks are READY and not demoting."""
-        table, demoting = self.slots, self.slots.demoting
-        generations, states = table.generations, table.states
-        slots = [slot for slot, generation in leases if generations[slot] == generation and states[slot] == _READY]
-        if table.unswept or demoting:
-            slots = [slot for slot in slots if slot not in demoting and not table.is_stale(slot)]
-        return slots
+        slots, demoting = self.slots.ready(leases), self.slots.demoting
+        return [slot for slot in slots if slot not in demoting] if demoting else slots
 
     # -- pins --------------------------------------------------------------------------------------------------------
 

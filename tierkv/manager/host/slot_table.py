@@ -207,6 +207,12 @@ class SlotTable:
         generations, states = self.generations, self.states
         return [slot for slot, generation in refs if generations[slot] == generation and states[slot]]
 
+    def ready(self, refs: Iterable[tuple[int, int]]) -> list[int]:
+        """Slots of those leases whose chunks are READY."""
+        generations, states = self.generations, self.states
+        slots = [slot for slot, generation in refs if generations[slot] == generation and states[slot] == _READY]
+        return [slot for slot in slots if not self.is_stale(slot)] if self.unswept else slots
+
     def being_stored(self, refs: Iterable[SlotRef]) -> list[int]:
         """Slots of those leases that a store job is still filling, also of DOOMED chunks (S21)."""
         generations, filling = self.generations, self.filling

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 
 class Waiter(Protocol):
     """Object that waits for chunks which are not readable yet."""
 
-    def settled(self, *, readable: bool) -> None:
-        """Accept that one chunk became readable, or was dropped and never will be."""
+    def settled(self, count: int, *, readable: bool) -> None:
+        """Accept that ``count`` chunks became readable, or were dropped and never will be."""
 
 
 class Waiters:
@@ -19,19 +20,26 @@ class Waiters:
     __slots__ = ("by_slot",)
 
     def __init__(self) -> None:
-        self.by_slot: dict[int, list[Waiter]] = {}
+        self.by_slot: dict[int, tuple[Waiter, ...]] = {}
 
-    def add(self, slot: int, waiter: Waiter) -> None:
-        """Call ``waiter.settled`` once, when the chunk in the slot becomes readable or is dropped."""
-        self.by_slot.setdefault(slot, []).append(waiter)
+    def add(self, slots: Collection[int], waiter: Waiter) -> None:
+        """Count each of these chunks for ``waiter.settled``, once, when it becomes readable or is dropped."""
+        by_slot, alone = self.by_slot, (waiter,)
+        if by_slot.keys().isdisjoint(slots):
+            by_slot.update(dict.fromkeys(slots, alone))
+            return
+        for slot in slots:
+            by_slot[slot] = by_slot[slot] + alone if slot in by_slot else alone
 
     def remove(self, slot: int, waiter: Waiter) -> bool:
-        """Undo :meth:`add`. Returns whether the waiter was still waiting."""
-        waiters = self.by_slot.get(slot, [])
+        """Undo :meth:`add` for one slot. Returns whether the waiter was still waiting."""
+        waiters = self.by_slot.get(slot, ())
         if waiter not in waiters:
             return False
-        waiters.remove(waiter)
-        if not waiters:
+        at = waiters.index(waiter)
+        if len(waiters) > 1:
+            self.by_slot[slot] = waiters[:at] + waiters[at + 1 :]
+        else:
             del self.by_slot[slot]
         return True
 
@@ -41,6 +49,7 @@ class Waiters:
 
     def settle(self, slots: Iterable[int], *, readable: bool) -> None:
         """Notify and remove all waiters of these slots."""
-        for slot in slots:
-            for waiter in self.by_slot.pop(slot, ()):
-                waiter.settled(readable=readable)
+        by_slot = self.by_slot
+        for waiters, count in Counter([by_slot.pop(slot) for slot in slots if slot in by_slot]).items():
+            for waiter in waiters:
+                waiter.settled(count, readable=readable)

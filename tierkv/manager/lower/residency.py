@@ -112,8 +112,15 @@ class Residency:
 
         ranks: one per chunk (:mod:`tierkv.policies.prefix_order`); empty: unknown. written: ranks at rest, likewise.
         """
-        rows = self.rows.rows_of([key for key, _ in entries])
+        keys, lengths = [key for key, _ in entries], [frame_bytes for _, frame_bytes in entries]
+        rows = self.rows.rows_of(keys)
         self.rows.written.note(rows, written)
+        self._frame_bytes_max = max(self._frame_bytes_max, *lengths)
+        if self.rows.shift(rows, (1, 1), (WRITING, WRITING | STORED)):  # usual: new chunks were written
+            self.rows.set_frame_bytes(rows, lengths)
+            self.used_bytes += sum(lengths)
+            self._list(rows, keys, ranks)
+            return
         flags, sizes = self.rows.flags, self.rows.frame_bytes
         new: dict[int, Key] = {}
         used_bytes = self.used_bytes
@@ -133,7 +140,6 @@ class Residency:
             sizes[row] = frame_bytes
             used_bytes += frame_bytes
         self.used_bytes = used_bytes
-        self._frame_bytes_max = max([self._frame_bytes_max, *[frame_bytes for _, frame_bytes in entries]])
         if len(new) < len(rows) and ranks:
             ranks = list(map(dict(zip(rows, ranks, strict=True)).__getitem__, new))
         self._list(list(new), list(new.values()), ranks)
@@ -156,7 +162,7 @@ class Residency:
         """Add rows to the policy."""
         self.listed.order.add(rows, keys, ranks)
         uses = self.rows.uses
-        self.listed.evictable += len([row for row in rows if not uses[row]])
+        self.listed.evictable += list(map(uses.__getitem__, rows)).count(0)
 
     def _unlist(self, row: int) -> None:
         """Remove a row from the policy."""
@@ -179,11 +185,12 @@ class Residency:
 
     def begin_read(self, keys: Sequence[Key]) -> None:
         """Protect chunks from eviction while they are read."""
-        self._use(self.rows.rows_of(keys))
+        self.listed.evictable -= self.rows.begin_use(self.rows.rows_of(keys))
 
     def end_read(self, keys: Sequence[Key]) -> None:
         """Undo :meth:`begin_read`; keys in prefix order."""
-        idle = self._end_use(self.rows.keys.known(keys))
+        idle = self.rows.end_use(self.rows.keys.known(keys))
+        self.listed.evictable += len(idle)
         self.policy.release(idle[::-1])  # tail first: the head of a prefix stays longest (S54)
 
     def begin_write(self, keys: Sequence[Key], frame_bytes: int) -> None:
@@ -192,10 +199,8 @@ class Residency:
         A chunk may be written although its old frame is still accounted and possibly corrupt. A deletion of the old
         frame beside the write could delete the new frame, or leave a frame that is not accounted.
         """
-        rows, flags = self.rows.add(keys), self.rows.flags
-        self._use(rows)
-        for row in rows:
-            flags[row] |= WRITING
+        rows = self.rows.add(keys)
+        self.listed.evictable -= self.rows.begin_use(rows, WRITING)
         self.num_writing += len(rows)
         self.reserved_bytes += frame_bytes
 
@@ -207,30 +212,9 @@ class Residency:
         rows = self.rows.keys.known(keys)
         self.reserved_bytes -= frame_bytes
         self.num_writing -= len(rows)
-        for row in rows:
-            self.rows.flags[row] &= ~WRITING
-        self.listed.release_after_write(self._end_use(rows))
-
-    def _use(self, rows: Iterable[int]) -> None:
-        uses, flags = self.rows.uses, self.rows.flags
-        for row in rows:
-            self.listed.evictable -= not uses[row] and flags[row] & (STORED | DELETING) == STORED
-            uses[row] += 1
-
-    def _end_use(self, rows: Iterable[int]) -> list[int]:
-        """End one use of each row. Returns those listed rows that have no further use."""
-        idle, uses, flags = list[int](), self.rows.uses, self.rows.flags
-        for row in rows:
-            left = uses[row] - 1
-            uses[row] = left
-            if left:
-                continue
-            if flags[row] & (STORED | DELETING) == STORED:
-                idle.append(row)
-            else:
-                self.rows.discard_unused(row)
+        idle = self.rows.end_use(rows, WRITING)
         self.listed.evictable += len(idle)
-        return idle
+        self.listed.release_after_write(idle)
 
     # -- room --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from tierkv.structures.columns import column, longer, longer_bytes
+from tierkv.structures.columns import column, longer, longer_bytes, run_of
 from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory, KeyTable
 from tierkv.structures.written_order import WrittenColumn
 from tierkv.types.keys import Key
@@ -146,6 +146,53 @@ class RowTable:
         self.flags[rows.start : rows.stop] = bytes((STORED,)) * len(keys)
         self.frame_bytes[rows.start : rows.stop] = array("Q", sizes)
         return rows
+
+    def begin_use(self, rows: Sequence[int], flag: int = 0) -> int:
+        """Count one more use of each row, and set a flag. Returns how many listed rows had none before."""
+        usual = 0 if flag else STORED  # a new chunk is written, a stored one is read
+        if self.shift(rows, (0, 1), (usual, usual | flag)):
+            return 0 if flag else len(rows)
+        uses, flags, begun = self.uses, self.flags, 0
+        for row in rows:
+            begun += not uses[row] and flags[row] & (STORED | DELETING) == STORED
+            uses[row] += 1
+            flags[row] |= flag
+        return begun
+
+    def end_use(self, rows: Sequence[int], flag: int = 0) -> list[int]:
+        """Count one use less of each row, and clear a flag. Returns the listed rows that have no further use."""
+        if self.shift(rows, (1, 0), (STORED | flag, STORED)):
+            return [*rows]
+        uses, flags, idle = self.uses, self.flags, list[int]()
+        for row in rows:
+            flags[row] &= ~flag
+            uses[row] = left = uses[row] - 1
+            if left:
+                continue
+            if flags[row] & (STORED | DELETING) == STORED:
+                idle.append(row)
+            else:
+                self.discard_unused(row)
+        return idle
+
+    def shift(self, rows: Sequence[int], uses: tuple[int, int], flags: tuple[int, int]) -> bool:
+        """Change uses and flags of rows that follow one another, up or down, if all have the first of each pair.
+
+        Returns whether it did. Most batches are such rows: then each column is read and written at once.
+        """
+        run, count = run_of(rows), len(rows)
+        if run is None or self.flags[run].count(flags[0]) != count:
+            return False
+        if self.uses[run].tobytes() != array("I", (uses[0],)).tobytes() * count:
+            return False
+        self.flags[run] = bytes((flags[1],)) * count
+        self.uses[run] = array("I", (uses[1],)) * count
+        return True
+
+    def set_frame_bytes(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Set the bytes at rest of rows that follow one another, up or down."""
+        run = slice(min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1)
+        self.frame_bytes[run] = array("Q", lengths if rows[0] == run.start else lengths[::-1])
 
     def _lengthen(self) -> None:
         length = self.keys.length

@@ -13,7 +13,8 @@ from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.moves.dirty_pins import DirtyPins
 from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.metrics.counters import CoreCounters
-from tierkv.policies.prefix_order import NO_CHUNK, ranks_of
+from tierkv.policies.prefix_order import NO_CHUNK
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key

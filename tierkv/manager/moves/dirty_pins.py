@@ -92,10 +92,16 @@ class DirtyPins:
             if any(tier.write_queue.num_behind > own for tier in self._tiers):
                 self.pin()
 
-    def begin_writes(self, tier: LowerTier, slots: Iterable[int]) -> None:
+    def begin_writes(self, tier: LowerTier, slots: Collection[int]) -> None:
         """Hold these slots for a write to a tier, and end their wait for it. The hold of a pin is reused."""
-        if self._waits:
-            slots = [slot for slot in slots if not self._end_wait(slot, 1 << tier.index)]
+        waits, bit = self._waits, 1 << tier.index
+        if waits:  # as _end_wait(), without a call for each
+            pinned = {slot for slot in slots if slot in waits and waits[slot] == bit}
+            slots = [slot for slot in slots if slot not in pinned]
+            for slot in pinned:
+                del waits[slot]
+            for slot in waits.keys() & set(slots):
+                waits[slot] &= ~bit
         self._host.pin_to_write(slots)
 
     def unpin(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:

@@ -217,17 +217,18 @@ class InFlightOps:
 
     def _read_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         tier.residency.end_read(pending.op.keys)
-        arrived: list[int] = []
-        failed: list[int] = []
-        for key, slot, outcome in zip(pending.op.keys, pending.slots, outcomes, strict=True):
-            if outcome.kind is OutcomeKind.OK and not pending.announced_late:
-                arrived.append(slot)
-                if not tier.capabilities.authoritative_index:
+        arrived: Sequence[int] = () if pending.announced_late else pending.slots
+        failed: Sequence[int] = pending.slots if pending.announced_late else ()
+        well, reads = OutcomeKind.OK, list(zip(pending.op.keys, pending.slots, outcomes, strict=True))
+        if arrived and (bad := [read for read in reads if read[2].kind is not well]):
+            arrived = [slot for _, slot, outcome in reads if outcome.kind is well]
+            failed = [slot for _, slot, _ in bad]
+            for key, _, outcome in bad:
+                self._read_failed(tier, key, outcome)
+        if arrived and not tier.capabilities.authoritative_index:
+            for key, _, outcome in reads:
+                if outcome.kind is well:
                     tier.probed(key, self._step.now, present=True)
-            else:
-                failed.append(slot)
-                if not pending.announced_late:
-                    self._read_failed(tier, key, outcome)
         if arrived:
             self._step.answered_s = self._step.delivered_s[tier.name] = self._step.now
             self._counters.promotions[tier.name] += len(arrived)

@@ -17,7 +17,7 @@ from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
 from tierkv.metrics.counters import CoreCounters
-from tierkv.policies.prefix_order import by_request
+from tierkv.structures.ranks import by_request
 from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.geometry import cdiv
@@ -71,10 +71,12 @@ class Cascades:
         """
         self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
         slots, count, number = filled.slots, 0, STORED if source is None else source.index
+        tiers = self._takers(number)
+        if not tiers:
+            return
         if source is None:
             slots = slots[::-1]  # the head is written first: the tail may find no room
             if number not in self._ready:
-                tiers = self._takers(number)
                 count = self._affordable(len(slots), len(tiers), SLOTS_PER_KEY)
                 self._offer(tiers, list(zip(slots, filled.keys[::-1], strict=True))[:count], now, stored=True)
         if count < len(slots):
@@ -96,7 +98,8 @@ class Cascades:
             tiers, is_stored = self._takers(source), source == STORED
             over = max(0, len(leases) - self._host.num_slots)
             count = max(over, self._affordable(len(leases), len(tiers), SLOTS_PER_KEY if is_stored else 1))
-            some = [(slot, slots.key(slot)) for slot, number in leases[over:count] if slots.is_ready(slot, number)]
+            ready = slots.ready(leases[over:count])
+            some = list(zip(ready, slots.keys_of(ready), strict=True))
             for tier in tiers:
                 if tier.seen is None or not is_stored:  # others would not have taken it: it was stored once
                     self.count_dropped(tier, count - len(some))

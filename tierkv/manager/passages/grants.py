@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk_state import ChunkState
@@ -14,30 +15,8 @@ from tierkv.manager.passages.slot_account import SlotAccount
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.types.keys import Key
 
-SOURCES = 64
-"""Chunks whose tiers are looked up in one batch."""
-
-
-class _Sources:
-    """Tiers that the wanted chunks of a passage would be read from, looked up in batches from the front on."""
-
-    def __init__(self, tier_io: TierIO, passage: Passage) -> None:
-        self._tier_io = tier_io
-        self._passage = passage
-        self._first = 0
-        self._tiers: Sequence[LowerTier | None] = ()
-
-    def of(self, position: int) -> LowerTier | None:
-        """Tier of the chunk at a position; None if no tier has it."""
-        if position >= self._first + len(self._tiers):
-            passage, self._first = self._passage, position
-            self._tiers = self._tier_io.sources_of(
-                passage.keys[position : position + SOURCES],
-                passage.hints.load_tiers,
-                since=passage.asked_s,
-                trusting=passage.is_trusting,
-            )
-        return self._tiers[position - self._first]
+PIECE_CHUNKS = 64
+"""Missing chunks that are looked up together."""
 
 
 class SlotGrants:
@@ -70,9 +49,7 @@ class SlotGrants:
         refused = self._hold_present(passage, room)
         if passage.looked == len(passage.keys) and not passage.complete:
             refused = self._grant_missing(passage, room - (passage.num_granted - before))
-        keys, slots = passage.keys, passage.slots
-        while passage.position < len(keys) and slots[passage.position] != NOT_GRANTED:
-            passage.position += 1
+        passage.pass_granted()
         return refused
 
     def hold_ready(self, passage: Passage, room: int) -> bool:
@@ -96,11 +73,8 @@ class SlotGrants:
         share = self._share
         end = min(len(keys), passage.looked + max(1, share.left) * KEYS_PER_LOOK)
         share.take((end - passage.looked) // KEYS_PER_LOOK)
-        for position in range(passage.looked, end):
-            if passage.slots[position] != NOT_GRANTED:
-                continue
-            slot = host.slots.find(keys[position])
-            if slot is None:
+        for position, slot in enumerate(host.slots.find_all(keys[passage.looked : end]), passage.looked):
+            if slot is None or passage.slots[position] != NOT_GRANTED:
                 continue
             if room <= 0:
                 passage.looked = len(keys)  # nothing is read while chunks that are here find no room
@@ -112,60 +86,60 @@ class SlotGrants:
         return False
 
     def _grant_missing(self, passage: Passage, room: int) -> bool:
-        keys, slots, host = passage.keys, passage.slots, self._host
-        missing: list[tuple[int, LowerTier]] = []
+        keys, slots, host, tier_io = passage.keys, passage.slots, self._host, self._tier_io
+        missing: dict[LowerTier, list[int]] = {}
         coming: set[Key] = set()
         host_room, refused = host.room, False
         spare: int | None = None
-        sources = _Sources(self._tier_io, passage)
-        for position in range(passage.position, len(keys)):
-            if slots[position] != NOT_GRANTED:
-                continue
+        wanted = (position for position in range(passage.position, len(keys)) if slots[position] == NOT_GRANTED)
+        while (piece := list(islice(wanted, max(1, min(room, PIECE_CHUNKS))))) and not refused and not passage.failed:
             if room <= 0:
                 refused = True
                 break
-            if not self._share.take(1):
+            if not (taken := self._share.take(len(piece))):
                 break
-            key = keys[position]
-            slot = host.slots.find(key)
-            if slot is not None:
-                host.pin((slot,))
-                self._add(passage, position, slot)
-                room -= 1
-                host_room = host.room
-                continue
-            if key in coming:
-                continue
-            if host_room <= len(missing):
-                spare = self._tier_io.admissions.dirty_pins.spare() if spare is None else spare
-                if host_room + spare <= len(missing):
-                    refused = passage.lacks_host_slots = True
+            found = host.slots.find_all([keys[position] for position in piece[:taken]])
+            below = [keys[position] for position, slot in zip(piece, found, strict=False) if slot is None]
+            sources = iter(
+                tier_io.sources_of(below, passage.hints.load_tiers, since=passage.asked_s, trusting=passage.is_trusting)
+            )
+            for position, slot in zip(piece, found, strict=False):
+                if slot is not None:
+                    host.pin((slot,))
+                    self._add(passage, position, slot)
+                    room -= 1
+                    host_room = host.room
+                    continue
+                tier, key = next(sources), keys[position]
+                if key in coming:
+                    continue
+                if host_room <= len(coming):
+                    spare = tier_io.admissions.dirty_pins.spare() if spare is None else spare
+                    if host_room + spare <= len(coming):
+                        refused = passage.lacks_host_slots = True
+                        break
+                if tier is None:
+                    passage.failed = True
                     break
-            tier = sources.of(position)
-            if tier is None:
-                passage.failed = True
-                break
-            missing.append((position, tier))
-            coming.add(key)
-            room -= 1
+                missing.setdefault(tier, []).append(position)
+                coming.add(key)
+                room -= 1
         return self._fetch(passage, missing) or refused
 
-    def _fetch(self, passage: Passage, missing: Sequence[tuple[int, LowerTier]]) -> bool:
-        """Grant slots to missing chunks, and start to read them from their tiers. Returns whether some got none."""
+    def _fetch(self, passage: Passage, missing: Mapping[LowerTier, Sequence[int]]) -> bool:
+        """Grant slots to missing chunks, and start to read them from their tiers. Returns whether some got none.
+
+        missing: positions of the chunks that are read from each tier.
+        """
         refused = False
-        positions: dict[int, list[int]] = {}
-        for position, tier in missing:
-            positions.setdefault(tier.index, []).append(position)
-        tiers = {tier.index: tier for _, tier in missing}
-        for index, wanted in positions.items():
-            keys = [passage.keys[position] for position in wanted]
-            slots = self._tier_io.promote(keys, tiers[index], passage.hints)
+        for tier, positions in missing.items():
+            keys = [passage.keys[position] for position in positions]
+            slots = self._tier_io.promote(keys, tier, passage.hints)
             if slots is None:
                 refused = passage.lacks_host_slots = True
                 continue
-            for position, slot in zip(wanted, slots, strict=True):
-                self._host.waiters.add(slot, passage)
-                passage.grant(position, slot, tiers[index].name)
+            self._host.waiters.add(slots, passage)
+            passage.grant_some(positions, slots, tier.name)
             passage.await_chunks(len(slots))
             self._account.granted(len(slots), copies=passage.copies)
         return refused
@@ -175,6 +149,6 @@ class SlotGrants:
         ready = self._host.slots.state(slot) is ChunkState.READY
         if not ready:
             passage.await_chunks(1)
-            self._host.waiters.add(slot, passage)
+            self._host.waiters.add((slot,), passage)
         passage.grant(position, slot, HOST if ready else self._host.slots.origin(slot))
         self._account.granted(1, copies=passage.copies)

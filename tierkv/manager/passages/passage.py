@@ -92,10 +92,27 @@ class Passage:
         if origin != HOST:
             self._origins[position] = origin
 
+    def grant_some(self, positions: Sequence[int], slots: Sequence[int], origin: str) -> None:
+        """Grant held slots to the chunks at these positions, which ascend, as :meth:`grant`."""
+        first, end = positions[0], positions[-1] + 1
+        if end - first == len(slots):  # usual: what is missing is the rest of the prefix
+            self.slots[first:end] = slots
+        else:
+            for position, slot in zip(positions, slots, strict=True):
+                self.slots[position] = slot
+        self.num_granted += len(slots)
+        if origin != HOST:
+            self._origins.update(dict.fromkeys(positions, origin))
+
     def grant_all(self, slots: list[int]) -> None:
         """Grant the held slots of all wanted chunks, which are readable in the host tier."""
         self.slots = slots
         self.num_granted = self.position = self.looked = len(slots)
+
+    def pass_granted(self) -> None:
+        """Move the position to the first chunk without a slot."""
+        slots = self.slots
+        self.position = slots.index(NOT_GRANTED, self.position) if not self.complete else len(slots)
 
     def granted(self) -> dict[Key, tuple[int, str]]:
         """Slot and source tier of every chunk that has a slot."""
@@ -191,9 +208,9 @@ class Passage:
         if count and not self.outstanding:
             self._reading_s += self._step.now
 
-    def settled(self, *, readable: bool) -> None:
-        """Accept that one outstanding chunk became readable, or was dropped (see :class:`Waiter`)."""
-        self.stop_waiting(1)
+    def settled(self, count: int, *, readable: bool) -> None:
+        """Accept that ``count`` outstanding chunks became readable, or were dropped (see :class:`Waiter`)."""
+        self.stop_waiting(count)
         self.moved_s = self._step.now
         if not readable:
             self.failed = True

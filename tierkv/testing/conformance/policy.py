@@ -20,7 +20,8 @@ from typing import ClassVar
 import pytest
 
 from tierkv.abc import EvictionPolicy, PolicyPlugin, PrefixAwarePolicy
-from tierkv.policies.prefix_order import PrefixOrder, ranks_of
+from tierkv.policies.prefix_order import PrefixOrder
+from tierkv.structures.ranks import ranks_of
 from tierkv.types.keys import Key, make_key
 
 ROOM, PROMPT, STEP = 26, 40, 5
