@@ -10,6 +10,7 @@ from core_parts import Core, disk, make_core
 
 from tierkv.manager import touches
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.policies.prefix_order import NO_CHUNK
 from tierkv.types.keys import Key, make_key
@@ -113,7 +114,7 @@ def test_a_long_prefix_is_continued_in_steps() -> None:
         steps += 1
     assert steps > 2
     for tier in core.lower:
-        ranks = tier.residency.ranks_of(prompt)
+        ranks = ranks_in(tier, prompt)
         assert ranks == sorted(ranks)
         assert len(set(ranks)) == CHUNKS
         victims = tier.residency.evict(4)
@@ -123,7 +124,12 @@ def test_a_long_prefix_is_continued_in_steps() -> None:
 
 def ranks_below(core: Core, keys: list[Key]) -> list[int]:
     """Ranks of chunks in the first tier below."""
-    return core.lower[0].residency.ranks_of(keys)
+    return ranks_in(core.lower[0], keys)
+
+
+def ranks_in(tier: LowerTier, keys: list[Key]) -> list[int]:
+    """Rank of each chunk in a tier; 0: unknown."""
+    return tier.residency.listed.order.ranks_at(tier.residency.rows.keys.find_all(keys))
 
 
 def test_the_parts_of_a_continued_prefix_are_one_chain() -> None:

@@ -73,6 +73,7 @@ class PrefixOrder:
         self._before = column("Q", 0)  # by handle: link to the chunk before it in the prefix, or UNLINKED
         self._behind = column("H", 0)  # by handle: number of chunks that it is the one before, up to BEHIND_MAX
         self._deepest: dict[int, int] = {}  # by request: link to its deepest chunk
+        self._latest = NO_LINK  # to the first of the chunks that were entered last: mostly, the next ones precede it
         self._cuts: dict[int, int] = {}  # by request: lowest rank of its chunks that were evicted or refused
 
     def add(self, handles: Sequence[int], keys: Sequence[Key], ranks: Sequence[int] = ()) -> None:
@@ -114,6 +115,9 @@ class PrefixOrder:
     def _place(self, owner: int, rank: int) -> tuple[int, int]:
         """The known chunks just before and behind that rank in the prefix. Looks past :data:`LATE_MAX` chunks."""
         before, after, depth = self._chunk_at(self._deepest.get(owner, NO_LINK)), NO_CHUNK, rank & DEPTH_MAX
+        latest = NO_CHUNK if before == NO_CHUNK or self._ranks[before] < rank else self._chunk_at(self._latest)
+        if latest != NO_CHUNK and self._ranks[latest] >> OWNER_BITS == owner and self._ranks[latest] >= rank:
+            before, after = self._chunk_at(self._before[latest]), latest
         for _ in range(LATE_MAX):
             if before == NO_CHUNK or self._ranks[before] & DEPTH_MAX < depth:
                 return before, after
@@ -165,12 +169,14 @@ class PrefixOrder:
         self._behind[run][::up] = array("H", (*ones, 0))
         if before != NO_CHUNK and self._behind[before] < BEHIND_MAX:
             self._behind[before] += 1
+        self._latest = links[0]
         return links[-1]
 
     def _link_each(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> int:
         """Rank chunks, and link each to the one before it. Returns the link to the last one."""
         known, chunks_before, behind, uses = self._ranks, self._before, self._behind, self._uses
         link = NO_LINK if before == NO_CHUNK else self._link_to(before)
+        self._latest = uses[handles[0]] << _LINK_BITS | handles[0] + _LINK_FIRST
         for rank, handle in zip(ranks, handles, strict=True):
             known[handle] = rank
             if chunks_before[handle] != link:  # as _follow(), without a call for a new chunk

@@ -177,15 +177,13 @@ class Residency:
         (self.listed.order.mark_again if again else self.listed.order.mark)(rows, ranks)
         self.policy.release(rows[::-1])
 
-    def ranks_of(self, keys: Sequence[Key]) -> list[int]:
-        """Rank of each chunk; 0: unknown."""
-        return self.listed.order.ranks_at(self.rows.keys.find_all(keys))
-
     # -- reads and writes under way: the chunks that they use are not evicted meanwhile ------------------------------
 
-    def begin_read(self, keys: Sequence[Key]) -> None:
-        """Protect chunks from eviction while they are read."""
-        self.listed.evictable -= self.rows.begin_use(self.rows.rows_of(keys))
+    def begin_read(self, keys: Sequence[Key]) -> list[int]:
+        """Protect chunks from eviction while they are read. Returns the rank of each; 0: unknown."""
+        rows = self.rows.rows_of(keys)
+        self.listed.evictable -= self.rows.begin_use(rows)
+        return self.listed.order.ranks_at(rows)
 
     def end_read(self, keys: Sequence[Key]) -> None:
         """Undo :meth:`begin_read`; keys in prefix order."""

@@ -201,13 +201,12 @@ class TierIO:
         """
         if self.admissions.make_room(len(keys), self._step.now) is None:
             return None
-        ranks = tier.residency.ranks_of(keys)
+        ranks = tier.residency.begin_read(keys)
         if any(ranks):  # a request uses the prefix again, so other tiers may be given what they once refused of it
             for other in self._tiers:
                 other.residency.listed.order.forget_cuts(ranks)
         slots = self.admissions.admit(keys, hints, tier, ranks)
         self._host.pin(slots)
-        tier.residency.begin_read(keys)
         self.speeds[tier.index].promised(self._sizes.raw(keys), self._step.now)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
