@@ -27,6 +27,8 @@ PROMPTS, TOKENS_MIN, TOKENS_MAX = 32, 8_192, 131_072
 BATCH_TOKENS = 8_192
 """Prompt tokens that a step computes."""
 STEP_S = 0.05
+CHUNK_S = 0.00002
+"""Seconds in which the tier below reads or writes a chunk: it is faster than the engine."""
 STEPS_MAX = 100_000
 STORE = ("build_connector_meta", "take_ops", "update_connector_output", BEGIN)
 LOAD = ("update_state_after_alloc", *STORE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from calls import calls_of
 
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.prefix_order import PrefixOrder
+from tierkv.policies.prefix_order import LATE_MAX, PrefixOrder
 from tierkv.structures.ranks import ranks_of
 from tierkv.types.keys import make_key
 
@@ -29,6 +29,21 @@ def test_a_batch_of_several_requests_is_entered_run_by_run() -> None:
     order.add([CHUNKS], KEYS[:1], ranks_of("i", [1]))  # columns grow once
     assert calls_of(order.add, range(CHUNKS), KEYS, ranks) <= 25 * requests
     assert order.ranks_at(range(CHUNKS)) == ranks
+
+
+def test_batches_from_the_tail_on_stay_in_the_order_of_the_prefix() -> None:
+    """What becomes readable comes tail first, batch by batch: each batch belongs just before the one that came last."""
+    count = 3 * LATE_MAX
+    for handles in ([*range(count)], [*range(count)][::-1], [number * 7 % count for number in range(count)]):
+        keys = [make_key(b"%016d" % number, 0) for number in range(count)]
+        order, ranks = PrefixOrder(LruPolicy(count), keys.__getitem__), ranks_of("a", range(1, count + 1))
+        order.add(handles[-1:], keys[-1:], ranks[-1:])
+        calls = 0
+        for end in range(count - 1, 0, -59):
+            some = slice(max(0, end - 59), end)
+            calls += calls_of(order.add, handles[some][::-1], keys[some][::-1], ranks[some][::-1])
+        assert calls < 4 * count
+        assert [order.evict(1, bytes(4 * count))[0] for _ in range(count)] == handles[::-1], handles[:2]
 
 
 def test_one_question_for_a_batch_takes_few_calls() -> None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
 from tierkv.structures.columns import RUN_MIN, column, grown, longer, run_of
-from tierkv.structures.ranks import DEPTH_MAX, OWNER_BITS
+from tierkv.structures.ranks import DEPTH_MAX, OWNER_BITS, apart
 from tierkv.types.keys import Key
 
 REQUESTS_MAX = 4096
@@ -82,16 +81,7 @@ class PrefixOrder:
             self._policy.add(handles, keys)
             return
         self._lengthen(max(handles) + 1)
-        owners = [rank >> OWNER_BITS for rank in ranks]
-        ends = [i for i, (owner, after) in enumerate(pairwise(owners), 1) if owner != after]
-        if not ends:  # usual
-            self._add_of_request(self._aware, ranks, handles, keys)
-            return
-        chunks, by_owner = list(zip(ranks, handles, keys, strict=True)), dict[int, list[tuple[int, int, Key]]]()
-        for first, end in pairwise((0, *ends, len(owners))):  # chunks of a request mostly come together
-            by_owner.setdefault(owners[first], []).extend(chunks[first:end])
-        for some in by_owner.values():
-            its_ranks, its_handles, its_keys = zip(*some, strict=True)
+        for its_ranks, its_handles, its_keys in apart(ranks, handles, keys):
             if its_ranks[0]:
                 self._add_of_request(self._aware, its_ranks, its_handles, its_keys)
             else:

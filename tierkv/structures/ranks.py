@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 from zlib import crc32
 
+from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST
 
 OWNER_BITS = 32
@@ -35,3 +36,17 @@ def by_request(handles: Iterable[int | None], ranks: Iterable[int]) -> Iterator[
     for _, some in groupby(known, lambda each: each[0] >> OWNER_BITS):
         in_order, of_handles = zip(*some, strict=True)
         yield [*of_handles], [*in_order]
+
+
+def apart(
+    ranks: Sequence[int], handles: Sequence[int], keys: Sequence[Key]
+) -> Iterable[tuple[Sequence[int], Sequence[int], Sequence[Key]]]:
+    """Ranks, handles and keys of each request, from those of several; chunks of a request mostly come together."""
+    owners = [rank >> OWNER_BITS for rank in ranks]
+    ends = [i for i, (owner, after) in enumerate(pairwise(owners), 1) if owner != after]
+    if not ends:  # usual
+        return ((ranks, handles, keys),)
+    chunks, by_owner = list(zip(ranks, handles, keys, strict=True)), dict[int, list[tuple[int, int, Key]]]()
+    for first, end in pairwise((0, *ends, len(owners))):
+        by_owner.setdefault(owners[first], []).extend(chunks[first:end])
+    return [tuple(zip(*some, strict=True)) for some in by_owner.values()]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from calls import calls_of
-from core_parts import Core, disk, make_core
+from core_parts import DISK, Core, disk, make_core
 
 from tierkv.errors import InvariantError
 from tierkv.manager.contract import RequestContext
@@ -323,3 +324,39 @@ def test_a_load_in_another_order_than_the_lookup() -> None:
     core.manager.validate()
     core.manager.complete_load(grant.slots)
     assert core.host.room == 8
+
+
+def test_missing_chunks_are_looked_up_together() -> None:
+    """A prompt that a tier has costs the engine's thread few calls for each chunk, asked for and when it arrives."""
+
+    def calls(chunks: int) -> int:
+        core = make_core(slots=chunks, tiers=[replace(disk(), capabilities=replace(DISK, preferred_batch=64))])
+        core.keep_below(run(0, chunks))
+        core.begin()
+        asked = calls_of(core.manager.passages.reserve, "a", run(0, chunks))
+        reads = core.manager.take_ops()
+        arrived = sum(calls_of(core.finish, read) for read in reads)
+        passage = core.manager.passages.get("a")
+        assert passage is not None
+        assert passage.ready
+        core.manager.validate()
+        return asked + arrived
+
+    assert calls(48) - calls(16) < 12 * 32
+
+
+def test_a_chunk_that_is_wanted_twice_is_read_once() -> None:
+    """A prompt that repeats a hash waits once more for the slot of the first."""
+    core = make_core(slots=8, tiers=[disk()])
+    keys = run(0, 3)
+    core.keep_below(keys)
+    core.begin()
+    passage = core.manager.passages.reserve("a", (*keys, keys[1]))
+    (read,) = core.manager.take_ops()
+    assert read.keys == keys
+    core.begin()
+    assert passage.outstanding == 4, "the next step finds it on its way"
+    core.finish(read)
+    assert passage.ready
+    assert passage.slots[1] == passage.slots[3]
+    core.manager.validate()
