@@ -49,4 +49,5 @@ def apart(
     chunks, by_owner = list(zip(ranks, handles, keys, strict=True)), dict[int, list[tuple[int, int, Key]]]()
     for first, end in pairwise((0, *ends, len(owners))):
         by_owner.setdefault(owners[first], []).extend(chunks[first:end])
-    return [tuple(zip(*some, strict=True)) for some in by_owner.values()]
+    columns = (zip(*some, strict=True) for some in by_owner.values())
+    return [(some_ranks, some_handles, some_keys) for some_ranks, some_handles, some_keys in columns]
