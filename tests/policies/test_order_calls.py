@@ -32,7 +32,7 @@ def test_a_batch_of_several_requests_is_entered_run_by_run() -> None:
 
 
 def test_batches_from_the_tail_on_stay_in_the_order_of_the_prefix() -> None:
-    """What becomes readable comes tail first, batch by batch: each batch belongs just before the one that came last."""
+    """Chunks become readable tail first, batch by batch: each batch belongs just before the one that came last."""
     count = 3 * LATE_MAX
     for handles in ([*range(count)], [*range(count)][::-1], [number * 7 % count for number in range(count)]):
         keys = [make_key(b"%016d" % number, 0) for number in range(count)]
