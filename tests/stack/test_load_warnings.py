@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from calls import calls_of
 from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.logs.stack_log import INTERVAL_S, StackLog
@@ -82,3 +83,11 @@ def test_a_stack_logs_a_late_lookup(
             release.set()
     finally:
         release.set()
+
+
+def test_a_look_takes_calls_for_counters_that_have_counted() -> None:
+    """A busy engine looks once a second, in a step: most watched counters are zero for ever."""
+    counters = CoreCounters()
+    watch = CounterWatch(counters, StackLog(ManualClock()))
+    watch.look()
+    assert calls_of(watch.look) <= 12

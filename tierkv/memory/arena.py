@@ -81,7 +81,7 @@ class HostArena:
             IndexError: there is no such slot.
             ValueError: the arena is closed.
         """
-        start = self._start(index)
+        start = index * self.slot_bytes if 0 <= index < self.num_slots else self._start(index)
         return self._view[start : start + self.slot_bytes]
 
     def payload(self, index: int) -> Bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from tierkv.logs.definitions import (
@@ -35,6 +36,9 @@ WATCHED: dict[str, tuple[LogEvent, str]] = {
 """Field of the counters -> the event that is reported when it has grown, and the event's field for the growth."""
 
 
+_watched = attrgetter(*WATCHED)
+
+
 class CounterWatch:
     """Reports which counters have grown since the last look, and what a close has written and lost.
 
@@ -53,8 +57,9 @@ class CounterWatch:
 
     def look(self) -> None:
         """Report the growth of each watched counter, and what is still suppressed."""
-        for name, (event, unit) in WATCHED.items():
-            value = getattr(self._counters, name)
+        for (name, (event, unit)), value in zip(WATCHED.items(), _watched(self._counters), strict=True):
+            if not value:  # most of them
+                continue
             for tier, count in value.items() if isinstance(value, Mapping) else (("", value),):
                 grown = count - self._seen.get((name, tier), 0)
                 if grown:

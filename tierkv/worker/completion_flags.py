@@ -58,15 +58,15 @@ class CompletionFlags:
 
     def has_ended(self, number: int) -> bool:
         """Whether every worker has ended the job, with or without success. Always False for 0."""
-        return number > 0 and all(cell in {number, number | _FAILED} for cell in self._cells(number))
+        return number > 0 and {number, number | _FAILED}.issuperset(self._cells(number))
 
     def has_succeeded(self, number: int) -> bool:
         """Whether every worker has completed the job. Always False for 0."""
-        return number > 0 and all(cell == number for cell in self._cells(number))
+        return number > 0 and {*self._cells(number)} == {number}
 
     def has_failed(self, number: int) -> bool:
         """Whether any worker ended the job without success. Always False for 0."""
-        return number > 0 and any(cell == number | _FAILED for cell in self._cells(number))
+        return number > 0 and number | _FAILED in self._cells(number)
 
     def _cells(self, number: int) -> list[int]:
         cells: list[int] = self._table.cells[:, number % JOBS_MAX].tolist()

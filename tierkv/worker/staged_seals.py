@@ -33,12 +33,12 @@ class StagedSeals:
         self._arena = arena
         self._sealer = sealer
         self._geometry = geometry
+        self._parts_max = max(group.parts for group in geometry.groups)
 
     def open_slots(self, slots: Iterable[SlotRef]) -> None:
         """Open slots that were granted for a store, so that their previous content is not taken for its result."""
-        parts = max(group.parts for group in self._geometry.groups)
         for slot, _ in slots:
-            mark_unsealed(self._arena.slot(slot), parts)
+            mark_unsealed(self._arena.slot(slot), self._parts_max)
 
     def seal_slots(self, chunks: Iterable[tuple[Key, int, SlotRef]]) -> frozenset[Key]:
         """Seal the chunks (key, group, slot) of a store that has ended. Returns the keys of incomplete chunks."""

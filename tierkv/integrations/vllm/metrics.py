@@ -125,19 +125,20 @@ class StatsFeed:
 
     def connector_stats(self, *, idle: bool = True) -> TierKVStats | None:
         """Statistics for ``get_kv_connector_stats`` of the scheduler's side; None between reports."""
-        delta = self._take(idle=idle)
+        if not idle and self._clock() < self._next_s:
+            return None
+        delta = self._take()
         return None if delta is None else TierKVStats(data=delta)
 
     def offloading_stats(self, *, idle: bool = True) -> OffloadingConnectorStats | None:
         """Statistics for ``OffloadingManager.get_stats``; None between reports."""
-        delta = self._take(idle=idle)
+        if not idle and self._clock() < self._next_s:
+            return None
+        delta = self._take()
         return None if delta is None else offloading_stats(delta)
 
-    def _take(self, *, idle: bool) -> Delta | None:
-        now_s = self._clock()
-        if not idle and now_s < self._next_s:
-            return None
-        self._next_s = now_s + INTERVAL_S
+    def _take(self) -> Delta | None:
+        self._next_s = self._clock() + INTERVAL_S
         return self._deltas.take()
 
 

@@ -74,11 +74,13 @@ class StagedJobs:
         Returns:
             Each job, and whether a worker gave it up. A worker that has nothing to store may flag nothing.
         """
-        ended = {id(job): job for job in map(self._stores.get, keys) if job is not None}
+        stores = self._stores
+        ended = {stores[key].number: stores[key] for key in keys if key in stores}
         results = []
         for job in ended.values():
             for key in job.keys:
-                self._stores.pop(key, None)
+                if key in stores:
+                    del stores[key]
             results.append((job, self._flags.has_failed(job.number)))
             self._flags.release(job.number)
         return results

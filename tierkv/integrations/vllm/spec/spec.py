@@ -199,7 +199,7 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
             ended += self._worker.end_given_up()
         except Exception as error:  # noqa: BLE001 - (the same)
             self._errors.contain(error, "could not wait for copies")
-        return [self._result(one) for one in ended]
+        return [self._result(one) for one in ended] if ended else []
 
     def _result(self, ended: EndedTransfer) -> TransferResult:
         request_id = self._loading.pop(ended.job_id, None)

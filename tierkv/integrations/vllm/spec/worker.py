@@ -26,6 +26,9 @@ from tierkv.types.transfers import NO_REQUEST, StagedTransfer, TransferJob, Work
 _log = logging.getLogger(__name__)
 
 
+_NO_KEYS: frozenset[bytes] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class EndedTransfer:
     """Report of one transfer to vLLM, under the name of its job."""
@@ -112,7 +115,7 @@ class SpecWorker:
                 self._note_ends(output)
         while self._without_chunks:
             self._end(self._without_chunks.pop(), frozenset())
-        return self.take_ended()
+        return self.take_ended() if self._ended else []
 
     def take_ended(self) -> list[EndedTransfer]:
         """Return the ends that were noted since the previous call: after an error, those before it."""
@@ -147,13 +150,13 @@ class SpecWorker:
 
     def _note_ends(self, output: WorkerOutput) -> None:
         # One entry per job that copied anything, by kind, in the order of the jobs.
-        moved = {kind: iter(output.transfers.get(kind, ())) for kind in (LOAD, STORE)}
+        moved = {kind: iter(operations) for kind, operations in output.transfers.items()}
         for job_id in output.finished:
             if job_id not in self._jobs:  # it was given up
                 continue
             job, _ = self._jobs[job_id]
-            failed = output.failed_keys.get(job_id, frozenset())
-            done = next(moved[STORE if job.is_store else LOAD], None) if len(failed) < len(job.keys) else None
+            failed, kind = output.failed_keys.get(job_id, _NO_KEYS), STORE if job.is_store else LOAD
+            done = next(moved[kind], None) if kind in moved and len(failed) < len(job.keys) else None
             self._end(job_id, failed, done)
 
     def _end(self, job_id: int, failed: frozenset[bytes], done: Mapping[str, float] | None = None) -> None:
