@@ -8,6 +8,8 @@ from benchmarks.rows import Row, cells_of
 from tierkv.reports.bar_chart import BarChart
 from tierkv.reports.page import Heading, Page, Plots, Section, Table
 
+FIGURES_MAX = 6
+"""Further figures that have a column each."""
 COLUMNS = ("", "measured", "limit", "ratio", "(rounds)", "target", "")
 
 
@@ -24,7 +26,30 @@ def _sections(results: Mapping[str, Sequence[Row]]) -> Iterator[Section]:
             labels = [what for what, _ in ratios]
             chart = BarChart("Measured, of the limit", "ratio", labels, [("", [r for _, r in ratios])], reference=1)
             yield Plots(((chart, ""),))
-        yield Table("", COLUMNS, [cells_of(row) for row in rows])
-        notes = [(row.what, extra, value) for row in rows for extra, value in row.extra.items()]
-        if notes:
-            yield Table("Further figures", ("row", "figure", "value"), [[a, b, f"{c:,.4g}"] for a, b, c in notes])
+        yield Table("", COLUMNS, [_with_limit(row) for row in rows])
+        if any(row.extra for row in rows):
+            yield _further(rows)
+
+
+def _with_limit(row: Row) -> Sequence[str]:
+    """Cells of a row, with the name of the limit."""
+    what, measured, limit, *others = cells_of(row)
+    return what, measured, f"{limit} {row.limit_name}".strip(), *others
+
+
+def _further(rows: Sequence[Row]) -> Table:
+    """Table of further figures: a column for each, or a line for each where the rows have too many different ones."""
+    names = list(dict.fromkeys(name for row in rows for name in row.extra))
+    if len(names) <= FIGURES_MAX:
+        lines = [
+            [row.what, *(_figure(row.extra[name]) if name in row.extra else "" for name in names)]
+            for row in rows
+            if row.extra
+        ]
+        return Table("Further figures", ("", *names), lines)
+    notes = [[row.what, name, _figure(value)] for row in rows for name, value in row.extra.items()]
+    return Table("Further figures", ("row", "figure", "value"), notes)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.4g}"

@@ -16,7 +16,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of a bandwidth. share: the part of it that is the target."""
+    """Limit of a bandwidth. share: the part of it that is the target; 0: there is no target."""
 
     name: str
     costs: Sequence[Cost]
@@ -52,7 +52,7 @@ def bandwidth_row(
         limit.name,
         gigabytes / them.wall_s,
         wall_ratios(limit.costs, ours),
-        Target("ratio", ">=", limit.share),
+        Target("ratio", ">=", limit.share) if limit.share else None,
         {
             "cpu s/GB": cpu_s_per_gb(us, total_bytes),
             "cpu s/GB of the limit": cpu_s_per_gb(them, total_bytes),

@@ -80,7 +80,7 @@ def _comparing_plots(plan: Plan) -> Iterator[tuple[BarChart | LineChart, str]]:
     fleets = [plan.without, *(one.fleet for one in plan.stacks)]
     waits = [("median", [one.ttft_p50_s for one in fleets]), ("95 %", [one.ttft_p95_s for one in fleets])]
     yield (
-        BarChart("Time to the first token", "seconds", ["without", *labels], waits, x_format=seconds),
+        BarChart("Time to the first token", "time", ["without", *labels], waits, x_format=seconds),
         f"With {plan.engines} engine{'s' if plan.engines > 1 else ''}. Estimated: see what is left out.",
     )
     if plan.curve:
