@@ -24,6 +24,7 @@ from simulation.engine.sequences import EngineSequence
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.step_budget import STEP_KEYS_MAX
 from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
@@ -53,6 +54,7 @@ class BedSpec:
     store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
     holds_finished: bool = False
     prefill_tokens_per_s: float | None = 1000.0
+    step_keys: int = STEP_KEYS_MAX
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class Bed:
             reserved=spec.reserved,
             tiers=spec.tiers,
             limits=spec.limits,
+            step_keys=spec.step_keys,
         )
         core = self.core
         self.audit = Audit()

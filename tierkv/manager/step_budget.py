@@ -40,6 +40,11 @@ class StepBudget:
         self.common = self.keys_max - half
         self.share_keys = half // (self._parts or 1) or 1
 
+    @property
+    def looks_max(self) -> int:
+        """Number of chunks that one call holds, or sends to the GPU, at once."""
+        return KEYS_PER_LOOK * self.keys_max
+
     def share(self) -> BudgetShare:
         """Share of one more part."""
         self._parts += 1

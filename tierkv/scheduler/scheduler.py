@@ -18,7 +18,6 @@ from tierkv.scheduler.jobs.block_tables import RequestTables
 from tierkv.scheduler.jobs.completions import CompletionHandler
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, store_policy
-from tierkv.scheduler.load.load_plan import plan_load
 from tierkv.scheduler.load.loads import Loads
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
@@ -222,9 +221,8 @@ class OffloadScheduler:
                 self._start(record, record.computed_tokens)
             return
         self._ahead.allocated(record, self._tables.num_blocks)
-        plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
-        self._loads.start_load(record, plan, num_external_tokens)
-        self._to_flush |= self._tables.overwrite_blocks(plan.block_ids)
+        self._loads.start_load(record, blocks, num_external_tokens)
+        self._to_flush |= self._tables.overwrite_blocks(self._loads.take_written())
 
     def _close_lookup(self, record: RequestRecord) -> None:
         self._ahead.ended(record)
@@ -318,6 +316,7 @@ class OffloadScheduler:
         is_last = self._running.is_idle()
         if self._loads.has_streams:
             self._loads.make_due_jobs(is_last=is_last)
+            self._to_flush |= self._tables.overwrite_blocks(self._loads.take_written())
         if is_last:
             self._to_flush |= self._jobs.oldest_ids(self._stores.job_chunks_max)  # perhaps no step follows (S81)
         if not (self._to_flush or self._loads.has_new_jobs or self._stores.new_jobs):

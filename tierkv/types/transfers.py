@@ -87,7 +87,7 @@ class ChunksInBlocks(Protocol):
         """Group of each chunk."""
 
     @property
-    def block_ids(self) -> tuple[int, ...]:
+    def block_ids(self) -> Sequence[int]:
         """GPU blocks of all groups, flat."""
 
     @property
@@ -123,7 +123,7 @@ def chunk_blocks(job: ChunksInBlocks, blocks_per_chunk: int) -> list[tuple[int, 
         skip = job.block_indices[group] % blocks_per_chunk
         while chunk < len(job.keys) and job.chunk_groups[chunk] == group:
             take = min(blocks_per_chunk - skip, end - offset)
-            result.append((skip, job.block_ids[offset : offset + take]))
+            result.append((skip, tuple(job.block_ids[offset : offset + take])))
             offset, chunk, skip = offset + take, chunk + 1, 0
         offset = end
     return result

@@ -214,11 +214,11 @@ def test_many_passages_end_in_steps() -> None:
     rest in later steps; until then their slots stay held, and count on the account."""
     core = make_core(slots=400)
     passages = core.manager.passages
-    core.manager.budget.keys_max = 16
     core.put(run(0, 400))
     core.begin()
     assert passages.reserve("a", run(0, 250)).ready
     assert passages.reserve("b", run(250, 150)).ready
+    core.manager.budget.keys_max = 16
     core.manager.reset_cache()
     rooms = [core.host.room]
     while passages.account.total:

@@ -169,11 +169,12 @@ class SlotTable:
         found, slots, removals = self._found
         if removals == self.removals and found == keys:
             return slots
-        slots = self._probe_prefix(keys)
+        slots = self.ready_run(keys)
         self._found = (keys[: len(slots)], slots, self.removals)
         return slots
 
-    def _probe_prefix(self, keys: tuple[Key, ...]) -> list[int]:
+    def ready_run(self, keys: tuple[Key, ...]) -> list[int]:
+        """Slots of the leading ``keys`` that are READY; the answer is not remembered."""
         shards, filling = self.shards, self.filling
         try:
             slots = [shards[key[SHARD_BYTE]][key] for key in keys]

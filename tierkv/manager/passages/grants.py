@@ -27,13 +27,17 @@ class SlotGrants:
         tier_io: reads from lower tiers.
         account: counts the slots of all passages.
         share: key operations of the step.
+        together_max: chunks that are held together, if all are readable, whatever is left of the share.
     """
 
-    def __init__(self, host: HostTier, tier_io: TierIO, account: SlotAccount, share: BudgetShare) -> None:
+    def __init__(
+        self, host: HostTier, tier_io: TierIO, account: SlotAccount, share: BudgetShare, together_max: int
+    ) -> None:
         self._host = host
         self._tier_io = tier_io
         self._account = account
         self._share = share
+        self.together_max = together_max
 
     def grant(self, passage: Passage, room: int) -> bool:
         """Grant free slots, as far as the host tier and the step's budget allow.
@@ -53,9 +57,12 @@ class SlotGrants:
         return refused
 
     def hold_ready(self, passage: Passage, room: int) -> bool:
-        """Hold the wanted chunks of a passage without any slot, if all are readable. Returns whether it does."""
+        """Hold the wanted chunks of a passage without any slot, if all are readable. Returns whether it does.
+
+        Those of a passage that is longer than a step's budget are held in several steps.
+        """
         count = len(passage.keys)
-        if count > room:
+        if count > min(room, self.together_max):
             return False
         slots = self._host.slots.ready_prefix(passage.keys)
         if len(slots) < count:
@@ -73,6 +80,8 @@ class SlotGrants:
         share = self._share
         end = min(len(keys), passage.looked + max(1, share.left) * KEYS_PER_LOOK)
         share.take((end - passage.looked) // KEYS_PER_LOOK)
+        if passage.position == passage.num_granted == passage.looked:  # these have slots, and none behind them has
+            room -= self._hold_front(passage, min(end, passage.looked + max(0, room)))
         for position, slot in enumerate(host.slots.find_all(keys[passage.looked : end]), passage.looked):
             if slot is None or passage.slots[position] != NOT_GRANTED:
                 continue
@@ -84,6 +93,31 @@ class SlotGrants:
             room -= 1
         passage.looked = end
         return False
+
+    def _hold_front(self, passage: Passage, end: int) -> int:
+        """Hold the readable chunks that follow those held so far, up to position ``end``. Returns their number."""
+        slots = self._host.slots.ready_run(passage.keys[passage.looked : end])
+        self._host.pin(slots)
+        passage.grant_next(slots)
+        self._account.granted(len(slots), copies=passage.copies)
+        return len(slots)
+
+    def hold_again(self, keys: Sequence[Key], held: Mapping[Key, tuple[int, str]]) -> tuple[list[int], list[str]] | Key:
+        """Hold chunks for a job, also those that are held already. held: slot and source of these.
+
+        Returns:
+            Slots and sources; or the first key that is neither held nor readable: then nothing has changed.
+        """
+        slots: list[int] = []
+        sources: list[str] = []
+        for key in keys:
+            slot, source = held.get(key) or (self._host.slots.find(key), HOST)
+            if slot is None or self._host.slots.state(slot) not in (ChunkState.READY, ChunkState.DOOMED):
+                return key
+            slots.append(slot)
+            sources.append(source)
+        self._host.pin(slots)
+        return slots, sources
 
     def _grant_missing(self, passage: Passage, room: int) -> bool:
         keys, slots, host, tier_io = passage.keys, passage.slots, self._host, self._tier_io

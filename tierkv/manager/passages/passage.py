@@ -74,7 +74,7 @@ class Passage:
         self.keys = keys
         self.slots = [NOT_GRANTED] * len(keys)
         self.num_granted = 0
-        self._origins: dict[int, str] = {}
+        self._origins: dict[int, str] = {}  # by slot; without those from the host tier
         self.position = 0
         self.looked = 0
         self.failed = False
@@ -90,7 +90,7 @@ class Passage:
         self.slots[position] = slot
         self.num_granted += 1
         if origin != HOST:
-            self._origins[position] = origin
+            self._origins[slot] = origin
 
     def grant_some(self, positions: Sequence[int], slots: Sequence[int], origin: str) -> None:
         """Grant held slots to the chunks at these positions, which ascend, as :meth:`grant`."""
@@ -102,7 +102,7 @@ class Passage:
                 self.slots[position] = slot
         self.num_granted += len(slots)
         if origin != HOST:
-            self._origins.update(dict.fromkeys(positions, origin))
+            self._origins.update(dict.fromkeys(slots, origin))
 
     def grant_all(self, slots: list[int]) -> None:
         """Grant the held slots of all wanted chunks, which are readable in the host tier."""
@@ -114,11 +114,17 @@ class Passage:
         slots = self.slots
         self.position = slots.index(NOT_GRANTED, self.position) if not self.complete else len(slots)
 
+    def grant_next(self, slots: Sequence[int]) -> None:
+        """Grant held slots to the chunks behind the front, which has all of the slots that were granted so far."""
+        stop = self.looked + len(slots)
+        self.slots[self.looked : stop] = slots
+        self.num_granted = self.position = self.looked = stop
+
     def granted(self) -> dict[Key, tuple[int, str]]:
         """Slot and source tier of every chunk that has a slot."""
         return {
-            key: (slot, self._origins.get(position, HOST))
-            for position, (key, slot) in enumerate(zip(self.keys, self.slots, strict=True))
+            key: (slot, self._origins.get(slot, HOST))
+            for key, slot in zip(self.keys, self.slots, strict=True)
             if slot != NOT_GRANTED
         }
 
@@ -138,6 +144,19 @@ class Passage:
             sources = list(map(source_of.__getitem__, keys))
         return slots, sources
 
+    def take_front(self, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | None:
+        """Take the holds on ``keys`` out. Returns slots and sources; None unless they are the front of those wanted.
+
+        The other wanted chunks stay held, which they all must be.
+        """
+        count = len(keys)
+        if not self.ready or not 0 < count < len(self.keys) or self.keys[:count] != keys:
+            return None
+        slots, origins = self.slots[:count], self._origins
+        self.keys, self.slots = self.keys[count:], self.slots[count:]
+        self.num_granted = self.position = self.looked = len(self.keys)
+        return slots, [origins.pop(slot, HOST) for slot in slots] if origins else [HOST] * count
+
     def sources(self) -> list[str]:
         """Source tier of each wanted chunk."""
         origins, count = set(self._origins.values()), len(self.keys)
@@ -145,7 +164,7 @@ class Passage:
             return [HOST] * count
         if len(origins) == 1 and len(self._origins) == count:
             return list(origins) * count
-        return list(map(self._origins.get, range(len(self.keys)), repeat(HOST)))
+        return list(map(self._origins.get, self.slots, repeat(HOST)))
 
     def count_sources(self) -> Counter[str]:
         """Number of granted chunks by source tier."""
@@ -223,7 +242,7 @@ class Passage:
         rest is being copied from the engine for a store, which is no delay of a tier: the present time.
         """
         state, arriving, delivered_s = self._host.slots.state, ChunkState.PROMOTING, self._step.delivered_s
-        tiers = {tier for position, tier in self._origins.items() if state(self.slots[position]) is arriving}
+        tiers = {tier for slot, tier in self._origins.items() if state(slot) is arriving}
         moved_s = min((delivered_s.get(tier, self.moved_s) for tier in tiers), default=self._step.now)
         return max(self.moved_s, moved_s)
 

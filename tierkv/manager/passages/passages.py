@@ -43,7 +43,7 @@ class Passages:
         self._tier_io = tier_io
         self._step = step
         self._granting = step.budget.share()
-        self._grants = SlotGrants(host, tier_io, self.account, self._granting)
+        self._grants = SlotGrants(host, tier_io, self.account, self._granting, step.budget.looks_max)
         self._releases = SlotReleases(host, self.account, step.budget.share())
         self._by_owner: dict[str, Passage] = {}
         self._held_queue = PassageQueue()
@@ -172,10 +172,10 @@ class Passages:
                 self._holders.append((passage.order, owner))  # the youngest one; none of its chunks had to wait
                 return passage
             self._held_queue.update(passage)
-        elif passage.failed or passage.keys != keys:
+        elif passage.failed or (passage.keys is not keys and passage.keys != keys):
             if passage.failed:  # a tier lacks a chunk that it had reported: only later answers count
                 passage.asked_s, passage.trusts = asked_s, False
-            self._replace(passage, keys)
+            self._replace(passage, keys, drops_lost=True)
         if passage.waits_for_slots and self._may_take(passage) and self._grant(passage):
             self.note_shortage()
         return passage
@@ -191,6 +191,8 @@ class Passages:
         if not self._granting.left:
             return False
         left = passage.keys[passage.position :]
+        if len(left) > self._grants.together_max:  # they are held a part at a time, in its turn
+            return False
         self._granting.take(max(1, len(left) // KEYS_PER_LOOK))
         return len(self._host.slots.ready_prefix(left)) == len(left)
 
@@ -268,7 +270,8 @@ class Passages:
         Args:
             owner: of the passage.
             keys: chunks to send.
-            continues: whether further segments follow. Then the passage stays, in its place; otherwise it ends.
+            continues: whether further segments follow. Then the passage stays, in its place, with what it holds behind
+                ``keys``, if these are its front. Otherwise it ends.
 
         Returns:
             Slots and sources; or the first key that is neither held nor readable: then nothing has changed.
@@ -279,40 +282,38 @@ class Passages:
             (slots, sources), unreserved = handed, 0
             self.account.granted(-len(slots), copies=passage.copies)
             passage.want((), {})
+        elif passage is not None and continues and (front := passage.take_front(keys)) is not None:
+            (slots, sources), unreserved = front, 0
+            self.account.granted(-len(slots), copies=passage.copies)
         elif passage is None and self.pins.are(owner, keys):
             slots, sources, unreserved = self.pins.hand_over(owner, keys), [HOST] * len(keys), 0
         else:
             held = {key: (slot, HOST) for key, slot in self.pins.of(owner).items()}
             held |= {} if passage is None else passage.granted()
-            slots, sources = [], []
-            for key in keys:
-                slot, source = held.get(key) or (self._host.slots.find(key), HOST)
-                if slot is None or self._host.slots.state(slot) not in (ChunkState.READY, ChunkState.DOOMED):
-                    return key
-                slots.append(slot)
-                sources.append(source)
-            unreserved = sum(key not in held for key in keys)
-            self._host.pin(slots)
+            found = self._grants.hold_again(keys, held)
+            if isinstance(found, bytes):
+                return found
+            (slots, sources), unreserved = found, sum(key not in held for key in keys)
             if passage is not None:
                 self._stop_holding(passage, passage.held_tail_first())
                 passage.want((), {})
         self.pins.remove(owner)
         self.account.sent(len(slots), unreserved=unreserved)
         if continues:
-            self._copy(owner)
+            self.begin_to_copy(owner)
         elif passage is not None:
             self._close(passage)
         return slots, sources
 
-    def _copy(self, owner: str) -> None:
-        """Make the GPU the sink of the owner's passage."""
+    def begin_to_copy(self, owner: str) -> None:
+        """Make the GPU the sink of the owner's passage, with what it holds."""
         passage = self._by_owner.get(owner)
         if passage is None:  # its chunks were released, or none was ever held
             passage = self.reserve(owner, ())
         if not passage.copies:
             self._held_queue.remove(passage)
             passage.copies = True
-            self.account.num_copied += 1
+            self.account.begins_to_copy(passage.num_granted)
         self._copied_queue.update(passage)
 
     def copied(self, leases: list[SlotRef]) -> None:
@@ -321,12 +322,12 @@ class Passages:
 
     # -- releasing ---------------------------------------------------------------------------------------------------
 
-    def _replace(self, passage: Passage, keys: tuple[Key, ...]) -> None:
-        """Replace the wanted keys after a change or a loss. Chunks that are still wanted and intact stay held."""
+    def _replace(self, passage: Passage, keys: tuple[Key, ...], *, drops_lost: bool) -> None:
+        """Replace the wanted keys. Chunks that are still wanted stay held, lost ones unless it ``drops_lost``."""
         if passage.num_granted:
-            wanted, state, doomed = set(keys), self._host.slots.state, ChunkState.DOOMED
+            wanted, state, dropped = set(keys), self._host.slots.state, ChunkState.DOOMED if drops_lost else None
             granted = passage.granted()
-            lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is doomed]
+            lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is dropped]
             self._stop_holding(passage, passage.held_tail_first(lost))
             for key in lost:
                 del granted[key]
@@ -336,10 +337,10 @@ class Passages:
         self._note_state(passage)
 
     def shrink(self, owner: str, keys: tuple[Key, ...]) -> None:
-        """Release the owner's granted chunks that are not in ``keys``, which must all be granted."""
+        """Release the owner's granted chunks that are not in ``keys``, which must all be granted, also lost ones."""
         passage = self._by_owner.get(owner)
         if passage is not None:
-            self._replace(passage, keys)
+            self._replace(passage, keys, drops_lost=False)
 
     def release(self, owner: str) -> None:
         """End the owner's passage and pins, if it has any."""

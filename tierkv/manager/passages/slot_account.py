@@ -68,6 +68,12 @@ class SlotAccount:
         else:
             self.held += count
 
+    def begins_to_copy(self, count: int) -> None:
+        """Account one more passage that is copied. count: its granted slots."""
+        self.num_copied += 1
+        self.held -= count
+        self.gathered += count
+
     def sent(self, chunks: int, *, unreserved: int) -> None:
         """Account slots handed to a job. unreserved: those of them that no passage held."""
         self.copying += chunks

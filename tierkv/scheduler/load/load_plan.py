@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
+from itertools import chain, groupby
+from typing import NamedTuple, TypeVar, overload
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.requests.record import RequestRecord
@@ -14,6 +15,8 @@ from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef, TransferJob
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
@@ -21,9 +24,19 @@ class LoadPlan:
 
     keys: tuple[Key, ...]
     chunk_groups: tuple[int, ...]
-    block_ids: tuple[int, ...]
+    block_ids: Sequence[int]
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
+
+    @property
+    def reads_late(self) -> bool:
+        """Whether the blocks are read as the jobs are made, and count as written from then on."""
+        return isinstance(self.block_ids, LateBlockIds)
+
+    def chunks_of_groups(self, blocks_per_chunk: int) -> list[int]:
+        """Number of chunks of each group. They follow one another."""
+        runs, per_chunk = zip(self.block_indices, self.group_sizes, strict=True), blocks_per_chunk
+        return [cdiv(first + size, per_chunk) - first // per_chunk if size else 0 for first, size in runs]
 
     def job(self, job_id: int, request_id: str, slots: tuple[SlotRef, ...], *, ends_load: bool = True) -> TransferJob:
         """Transfer job of the plan, for the workers."""
@@ -34,11 +47,32 @@ class LoadPlan:
             keys=self.keys,
             slots=slots,
             chunk_groups=self.chunk_groups,
-            block_ids=self.block_ids,
+            block_ids=tuple(self.block_ids),
             group_sizes=self.group_sizes,
             block_indices=self.block_indices,
             ends_load=ends_load,
         )
+
+
+class LateBlockIds(Sequence[int]):
+    """Ids of the blocks of a long load, which are read when they are asked for: a part of them for each job."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self._blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Ids of some blocks."""
+        if isinstance(index, slice):
+            return [block.block_id for block in self._blocks[index]]
+        return self._blocks[index].block_id
 
 
 def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -> list[int]:
@@ -48,14 +82,16 @@ def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -
     order (full attention first) that loads any chunk. Tokens before its first chunk (in blocks that the engine has, or
     outside a window) count for that chunk.
     """
-    tokens = [0] * len(plan.keys)
     lead = next((index for index in geometry.lookup_order if plan.group_sizes[index]), None)
     if lead is None:
-        return tokens
+        return []
     size = geometry.groups[lead].chunk_tokens
-    at, count = plan.chunk_groups.index(lead), plan.chunk_groups.count(lead)
+    counts = plan.chunks_of_groups(geometry.blocks_per_chunk)
+    at, count = sum(counts[:lead]), counts[lead]
     chunk = plan.block_indices[lead] // geometry.blocks_per_chunk
-    tokens[at : at + count] = [size] * count
+    tokens = [size] * count
+    if count < len(plan.keys):
+        tokens = [0] * at + tokens + [0] * (len(plan.keys) - at - count)
     tokens[at] -= start - chunk * size
     tokens[at + count - 1] -= (chunk + count) * size - end
     return tokens
@@ -88,25 +124,29 @@ class ChunksOfPlan:
 
     def __init__(self, plan: LoadPlan, geometry: Geometry) -> None:
         self.plan = plan
-        self.starts: list[int] = []
-        self.ends: list[int] = []
         self._blocks_per_chunk = geometry.blocks_per_chunk
         self._runs: list[_GroupRun] = []
-        offset = 0
-        for group, first, size in zip(geometry.groups, plan.block_indices, plan.group_sizes, strict=True):
+        starts: list[range] = []
+        ends: list[range] = []
+        offset = position = 0
+        counts = plan.chunks_of_groups(geometry.blocks_per_chunk)
+        for group, first, size, count in zip(
+            geometry.groups, plan.block_indices, plan.group_sizes, counts, strict=True
+        ):
             chunk, tokens = first // geometry.blocks_per_chunk, group.chunk_tokens
-            count = plan.chunk_groups.count(group.index)
-            self._runs.append(_GroupRun(len(self.starts), count, chunk, first, offset, offset + size))
-            stop = chunk + count
-            self.starts += range(chunk * tokens, stop * tokens, tokens)
-            self.ends += range((chunk + 1) * tokens, (stop + 1) * tokens, tokens)
-            offset += size
+            self._runs.append(_GroupRun(position, count, chunk, first, offset, offset + size))
+            if count:
+                starts.append(range(chunk * tokens, (chunk + count) * tokens, tokens))
+                ends.append(range((chunk + 1) * tokens, (chunk + count + 1) * tokens, tokens))
+            offset, position = offset + size, position + count
+        self._has_one_group = len(starts) == 1
+        self.starts: Sequence[int] = starts[0] if self._has_one_group else [*chain.from_iterable(starts)]
+        self.ends: Sequence[int] = ends[0] if self._has_one_group else [*chain.from_iterable(ends)]
 
     def in_order(self) -> Sequence[int]:
         """Positions of all chunks, in the order in which they end."""
         positions = range(len(self.ends))
-        is_ordered = len(set(self.plan.chunk_groups)) <= 1
-        return positions if is_ordered else sorted(positions, key=self.ends.__getitem__)
+        return positions if self._has_one_group else sorted(positions, key=self.ends.__getitem__)
 
     def part(self, positions: Sequence[int]) -> LoadPlan:
         """Load plan of the chunks at these positions only, in ascending order."""
@@ -150,21 +190,31 @@ def _ranges(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield run[0], run[-1] + 1
 
 
-def plan_load(
-    record: RequestRecord, geometry: Geometry, blocks: BlockTables, computed_tokens: int, external_tokens: int
+def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
+    record: RequestRecord,
+    geometry: Geometry,
+    blocks: BlockTables,
+    computed_tokens: int,
+    external_tokens: int,
+    chunks_max: float = math.inf,
 ) -> LoadPlan:
     """Destination of tokens C to C + external, group by group.
+
+    chunks_max: chunks whose block ids are read, and checked, at once. Of a longer load in an engine without windows,
+    those of the others are read as its jobs are made.
 
     Raises:
         EngineProtocolError: a table is too short, covers locally computed tokens with unfilled blocks, has more blocks
             to fill than a window needs, or the null block among them.
     """
     total = computed_tokens + external_tokens
-    keys: list[Key] = []
-    chunk_groups: list[int] = []
+    keys: list[Sequence[Key]] = []
+    chunk_groups: tuple[int, ...] = ()
+    to_fill: list[Sequence[Block]] = []
     block_ids: list[int] = []
     sizes: list[int] = []
     indices: list[int] = []
+    ids_max = math.inf if geometry.has_windows else chunks_max * geometry.blocks_per_chunk
     for group, table in zip(geometry.groups, blocks, strict=True):
         what = f"request {record.ctx.request_id!r}, group {group.index}"
         end = cdiv(total, group.block_tokens)
@@ -175,17 +225,32 @@ def plan_load(
         sizes.append(end - first)
         indices.append(first if end > first else 0)
         if end > first:
-            run = record.groups[group.index].keys[first // geometry.blocks_per_chunk : cdiv(total, group.chunk_tokens)]
-            keys += run
-            chunk_groups += [group.index] * len(run)
-            ids = [block.block_id for block in table[first:end]]
+            run = _keys_of(record, group.index, first // geometry.blocks_per_chunk, cdiv(total, group.chunk_tokens))
+            keys.append(run)
+            chunk_groups += (group.index,) * len(run)
+            to_fill.append(table[first:end])
+            ids = [block.block_id for block in table[first : int(min(end, first + ids_max))]]
             if NULL_BLOCK_ID in ids:
                 raise EngineProtocolError(
                     f"{what}: block {first + ids.index(NULL_BLOCK_ID)} is the null block, but block {first} before it "
                     "is to be loaded"
                 )
             block_ids += ids
-    return LoadPlan(tuple(keys), tuple(chunk_groups), tuple(block_ids), tuple(sizes), tuple(indices))
+    reads_late = len(block_ids) < sum(sizes)
+    ids_of_all = LateBlockIds(to_fill[0] if len(to_fill) == 1 else _joined(to_fill)) if reads_late else tuple(block_ids)
+    return LoadPlan(_joined(keys), chunk_groups, ids_of_all, tuple(sizes), tuple(indices))
+
+
+def _keys_of(record: RequestRecord, group: int, start: int, stop: int) -> Sequence[Key]:
+    """Keys of a run of chunks: those of the hit as they are, if they are all of them. Hashes are chained."""
+    keys, wanted = record.groups[group].keys, record.lookup.wanted
+    is_whole = len(record.groups) == 1 and len(wanted) == stop - start <= len(keys) - start
+    return wanted if is_whole and wanted[0] == keys[start] and wanted[-1] == keys[stop - 1] else keys[start:stop]
+
+
+def _joined(runs: Sequence[Sequence[_T]]) -> tuple[_T, ...]:
+    """All runs in one tuple."""
+    return tuple(runs[0]) if len(runs) == 1 else tuple(chain.from_iterable(runs))
 
 
 def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], computed_tokens: int, end: int) -> int:

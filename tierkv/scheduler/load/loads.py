@@ -1,8 +1,9 @@
 """Loads, from the allocation of their blocks until their last job has ended. Sans-IO.
 
-A hit that was gathered whole is loaded by one job. Of a longer hit, the gathered part is sent as the first *segment*: a
-job that does not end the load. From then on the load streams: the next chunks are gathered while a segment is copied,
-and are sent when that copy has ended. Each chunk is read once, whatever the size of the host tier. See
+A hit that was gathered whole is loaded by one job, or by several if it has more chunks than one call may send. Of a
+longer hit, the gathered part is sent as the first *segment*: a job that does not end the load. From then on the load
+streams: the next chunks are gathered while a segment is copied, and are sent when that copy has ended. Each chunk is
+read once, whatever the size of the host tier. See
 docs/explanation/long-prefixes.md.
 """
 
@@ -18,7 +19,7 @@ from tierkv.manager.passages.passage import Passage
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.jobs.jobs import JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
-from tierkv.scheduler.load.load_plan import LoadPlan
+from tierkv.scheduler.load.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.load.stream import Stream
 from tierkv.scheduler.load.stream_state import StreamState
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
@@ -26,6 +27,7 @@ from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.types.engine import BlockTables
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ChunksInBlocks, SlotRef, TransferJob
@@ -73,7 +75,9 @@ class Loads:
         self._lookups = lookups
         self._in_flight = in_flight
         self._accounting = accounting
+        self._chunks_max = manager.budget.looks_max  # of a job
         self._new: list[TransferJob] = []
+        self._written: list[int] = []  # blocks that will be written
         self._streams: dict[str, Stream] = {}
 
     @property
@@ -91,25 +95,34 @@ class Loads:
         jobs, self._new = tuple(self._new), []
         return jobs
 
+    def take_written(self) -> list[int]:
+        """Blocks that loads will write, as far as has become known since the previous call."""
+        written, self._written = self._written, []
+        return written
+
     # -- beginning ---------------------------------------------------------------------------------------------------
 
-    def start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
-        """Load the offered chunks into the blocks of a plan.
+    def start_load(self, record: RequestRecord, blocks: BlockTables, external_tokens: int) -> None:
+        """Load the offered chunks into the allocated blocks.
 
         Raises:
-            EngineProtocolError: a chunk is neither held nor readable; nothing was changed.
+            EngineProtocolError: the tables cannot take them, or a chunk is neither held nor readable; nothing was
+                changed.
         """
         local_tokens = record.computed_tokens
+        plan = plan_load(record, self._geometry, blocks, local_tokens, external_tokens, self._chunks_max)
         end = local_tokens + external_tokens
-        first = self._gathered_keys(record, plan)
-        if len(first) < len(plan.keys):
-            self._start_stream(record, plan, first, end)
+        gathered = self._gathered_keys(record, plan)
+        if len(gathered) < len(plan.keys) or len(gathered) > self._chunks_max:
+            self._start_stream(record, plan, gathered, end)
         else:
             grant = self._manager.prepare_load(plan.keys, record.ctx)
             self._accounting.note_load(
                 record.stats, plan, record.sources(plan.keys, grant.sources), record.computed_tokens, end
             )
             self._send(record, plan.job(self._jobs.new_id(), record.ctx.request_id, grant.slots))
+        if not plan.reads_late:
+            self._written += plan.block_ids
         self._accounting.note_start(record.request.num_tokens, local_tokens, external_tokens)
         self._lookups.close_lookup(record)
         record.apply(RequestEvent.LOAD_STARTED)
@@ -122,17 +135,24 @@ class Loads:
         """Chunks of the plan that were gathered for the offer."""
         if not record.lookup.will_stream:
             return plan.keys
-        gathered = set(record.lookup.gathered)
-        return tuple([key for key in plan.keys if key in gathered])
+        return tuple(filter(set(record.lookup.gathered).__contains__, plan.keys))
 
-    def _start_stream(self, record: RequestRecord, plan: LoadPlan, first: tuple[Key, ...], end: int) -> None:
-        manager, ctx = self._manager, record.ctx
-        grant = manager.prepare_load(first, ctx, continues=True)  # empty if the engine has computed all of it since
+    def _start_stream(self, record: RequestRecord, plan: LoadPlan, gathered: tuple[Key, ...], end: int) -> None:
+        """Start a load in several jobs. If one call may not send what was gathered, :meth:`make_due_jobs` does."""
+        manager, ctx, held = self._manager, record.ctx, record.lookup.gathered
+        if len(gathered) < len(held):  # the engine takes less than it was offered
+            held = tuple(filter(set(gathered).__contains__, held))
+            manager.passages.shrink(ctx.request_id, held)
+        if len(held) > self._chunks_max:
+            manager.passages.begin_to_copy(ctx.request_id)
+            grant = None
+        else:
+            grant = manager.prepare_load(held, ctx, continues=True)  # empty if the engine has computed all of it since
         stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
         record.streaming = True
         self._counters.loads_streamed += 1
-        if first:
-            self._send_segment(stream, first, grant.slots, grant.sources)
+        if grant is not None and held:
+            self._send_segment(stream, held, grant.slots, grant.sources)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -171,12 +191,13 @@ class Loads:
         return self._reserve_segment(stream)  # another tier has the chunks that failed here
 
     def _reserve_segment(self, stream: Stream) -> Passage | None:
+        passages, ctx = self._manager.passages, stream.record.ctx
         if not stream.segment:
-            stream.segment = stream.next_keys(self._manager.passages.segment_chunks_max)
+            held = passages.get(ctx.request_id)  # behind those that were sent, if they were gathered together
+            stream.segment = (held and held.keys) or stream.next_keys(passages.segment_chunks_max)
         if not stream.segment:
             return None
-        ctx = stream.record.ctx
-        return self._manager.passages.reserve(ctx.request_id, stream.segment, ctx.hints)
+        return passages.reserve(ctx.request_id, stream.segment, ctx.hints)
 
     def _send_arrived(self, stream: Stream, passage: Passage | None) -> None:
         """Send the segment, or the front of it that has slots, if no chunk of that is in flight.
@@ -188,7 +209,10 @@ class Loads:
         if passage is None:
             self._send_segment(stream)
         elif self._has_arrived(passage):
-            keys = passage.keys[: self._front_chunks(passage)]
+            keys = passage.keys[: min(self._front_chunks(passage), self._chunks_max)]
+            if stream.has_null_block(keys):
+                self._cut_stream(stream, keys)
+                return
             grant = self._manager.prepare_load(keys, stream.record.ctx, continues=True)
             self._send_segment(stream, keys, grant.slots, grant.sources)
 
@@ -228,8 +252,11 @@ class Loads:
     ) -> None:
         """Send a job with these chunks; without chunks, the last job, which only names the void ones."""
         record = stream.record
-        job = stream.make_job(self._jobs.new_id(), keys, slots)
-        groups, tokens = stream.groups_and_tokens(keys)
+        positions = stream.find(keys)
+        groups, tokens = stream.groups_and_tokens(positions)
+        job = stream.make_job(self._jobs.new_id(), positions, slots)
+        if stream.plan.reads_late:
+            self._written += job.block_ids
         self._accounting.note_chunks(record.stats, groups, tokens, record.sources(keys, sources))
         self._send(record, job)
         if job.ends_load and stream.is_cut:

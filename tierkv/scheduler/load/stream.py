@@ -7,19 +7,29 @@ The chunks before it are still loaded. The last job names the void chunks beside
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from itertools import repeat
+from typing import TypeVar
 
 from tierkv.errors import require
 from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan, tokens_of_chunks
 from tierkv.scheduler.load.stream_state import STREAM_STATES, StreamEvent, StreamState
 from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.types.engine import NULL_BLOCK_ID
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob
+
+_T = TypeVar("_T")
+
+
+def _at(column: Sequence[_T], positions: Sequence[int]) -> tuple[_T, ...]:
+    """Entries at these positions."""
+    if isinstance(positions, range):  # mostly, and then without a step of the interpreter for each
+        return tuple(column[positions.start : positions.stop])
+    return tuple([column[i] for i in positions])
 
 
 class Stream:
@@ -46,8 +56,7 @@ class Stream:
         self._chunks = ChunksOfPlan(plan, geometry)
         self._whole_only = geometry.has_windows
         self._tokens = tokens_of_chunks(plan, geometry, start, end)
-        self._position = dict(zip(plan.keys, range(len(plan.keys)), strict=True))
-        self._pending = deque(self._chunks.in_order())
+        self._pending = self._chunks.in_order()
         self._void: list[int] = []
         self._last_job: int | None = None
         self._transitions: TransitionLog[StreamEvent, StreamState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
@@ -82,42 +91,64 @@ class Stream:
         """Number of tokens, from the front, that are valid after a load with failed chunks."""
         if self._whole_only or self.stale:
             return 0
-        return min((self._chunks.starts[self._position[key]] for key in self.failed), default=0)
+        return self._first_token(self.failed) if self.failed else 0
 
     def next_keys(self, count: int) -> tuple[Key, ...]:
         """First ``count`` pending chunks."""
-        keys = self.plan.keys
-        return tuple([keys[i] for i in islice(self._pending, count)])
+        return _at(self.plan.keys, self._pending[:count])
+
+    def find(self, keys: tuple[Key, ...]) -> Sequence[int]:
+        """Positions in the plan of pending chunks. They are looked for from the front, where most are."""
+        front, in_plan = self._pending[: len(keys)], self.plan.keys
+        if keys == _at(in_plan, front):
+            return front
+        missing, position = set(keys), dict[Key, int]()
+        for i in self._pending:
+            if (key := in_plan[i]) in missing:
+                position[key] = i
+                if len(position) == len(missing):
+                    break
+        return [position[key] for key in keys]
+
+    def has_null_block(self, keys: tuple[Key, ...]) -> bool:
+        """Whether a block of these pending chunks is the null block, which only shows now, so that they are lost."""
+        return self.plan.reads_late and NULL_BLOCK_ID in self._chunks.part(self.find(keys)).block_ids
+
+    def _first_token(self, keys: AbstractSet[Key]) -> int:
+        """First token of these chunks."""
+        return min(start for key, start in zip(self.plan.keys, self._chunks.starts, strict=True) if key in keys)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def groups_and_tokens(self, keys: Sequence[Key]) -> tuple[list[int], list[int]]:
+    def groups_and_tokens(self, positions: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         """Group of each chunk, and the number of tokens that it represents."""
-        positions = [self._position[key] for key in keys]
-        return [self.plan.chunk_groups[i] for i in positions], [self._tokens[i] for i in positions]
+        return _at(self.plan.chunk_groups, positions), _at(self._tokens, positions)
 
-    def make_job(self, job_id: int, keys: Sequence[Key], slots: Sequence[SlotRef]) -> TransferJob:
-        """Job with these chunks.
+    def make_job(self, job_id: int, positions: Sequence[int], slots: Sequence[SlotRef]) -> TransferJob:
+        """Job with the chunks at these positions of the plan.
 
         If no chunk is pending after it, it is the last job, and also names the void chunks.
         """
-        slot_of = {self._position[key]: slot for key, slot in zip(keys, slots, strict=True)}
-        for _ in range(len(slot_of)):  # a segment is the front of the pending chunks; the first one may not be
-            if self._pending[0] not in slot_of:
-                self._pending = deque(i for i in self._pending if i not in slot_of)
-                break
-            self._pending.popleft()
+        count = len(positions)
+        front, behind = self._pending[:count], self._pending[count:]
+        if positions != front and {*positions} != {*front}:  # the first segment may not be the front of what is pending
+            sent = {*positions}
+            behind = [i for i in self._pending if i not in sent]
+        self._pending = behind
         self.jobs.add(job_id)
-        ends = not self._pending
+        ends = not behind
         if ends:
-            slot_of.update(dict.fromkeys(self._void, VOID_SLOT))
+            positions, slots = [*positions, *self._void], [*slots, *repeat(VOID_SLOT, len(self._void))]
             self.failed.update(self.plan.keys[i] for i in self._void)
             self._last_job = job_id
-        positions = sorted(slot_of)
+        if not isinstance(positions, range):
+            refs = dict(zip(positions, slots, strict=True))
+            positions = sorted(refs)
+            slots = [refs[i] for i in positions]
         self.segment = ()
         self._apply(StreamEvent.LAST_SENT if ends else StreamEvent.SEGMENT_SENT)
-        part, refs = self._chunks.part(positions), tuple([slot_of[i] for i in positions])
-        return part.job(job_id, self.record.ctx.request_id, refs, ends_load=ends)
+        part = self._chunks.part(positions)
+        return part.job(job_id, self.record.ctx.request_id, tuple(slots), ends_load=ends)
 
     def end_job(self, job_id: int, failed: AbstractSet[Key]) -> None:
         """End one of its jobs."""
@@ -135,7 +166,7 @@ class Stream:
         if self._whole_only:
             self.cut_short()
         else:
-            self._cut(min(self._chunks.starts[self._position[key]] for key in lost))
+            self._cut(self._first_token({*lost}))
 
     def cut_short(self) -> None:
         """Void all pending chunks."""
@@ -144,7 +175,7 @@ class Stream:
     def _cut(self, token: int) -> None:
         starts = self._chunks.starts
         self._void += [i for i in self._pending if starts[i] >= token]
-        self._pending = deque(i for i in self._pending if starts[i] < token)
+        self._pending = [i for i in self._pending if starts[i] < token]
 
     # -- state -------------------------------------------------------------------------------------------------------
 

@@ -86,11 +86,7 @@ class Accounting:
 
     def note_load(self, stats: RequestStats, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """Count a load of the tokens from ``start`` to ``end`` that begins."""
-        if len(set(sources)) == 1:  # one tier, mostly the host: the tokens need not be split by chunk
-            by_group = {(group, sources[0]): plan.chunk_groups.count(group) for group in set(plan.chunk_groups)}
-            self._note_tokens(stats, {sources[0]: end - start}, by_group)
-        else:
-            self.note_chunks(stats, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
+        self.note_chunks(stats, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
 
     def note_chunks(
         self, stats: RequestStats, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
@@ -103,7 +99,12 @@ class Accounting:
             tokens: of each chunk, the tokens that it represents.
             sources: of each chunk, its tier.
         """
-        self._note_tokens(stats, tokens_by_tier(tokens, sources), Counter(zip(groups, sources, strict=True)))
+        if len(set(sources)) == 1:  # one tier, mostly the host: they need not be split by chunk
+            source, total = sources[0], sum(tokens)
+            by_group = {(group, source): groups.count(group) for group in set(groups)}
+            self._note_tokens(stats, {source: total} if total else {}, by_group)
+        else:
+            self._note_tokens(stats, tokens_by_tier(tokens, sources), Counter(zip(groups, sources, strict=True)))
 
     def _note_tokens(
         self, stats: RequestStats, tokens: Mapping[str, int], chunks: Mapping[tuple[int, str], int]
