@@ -285,7 +285,8 @@ class Stack:
         """Remove the chunks of a request's tokens from every tier, between steps; also those that others share with it.
 
         None of them is found from now on. Later steps delete them; :attr:`num_forgetting` counts those that are left.
-        A crash before that, or a shared tier that fails meanwhile, keeps them.
+        Of more than eight chunks for each key of ``step.keys_max``, a model without full attention may find those
+        behind for some steps. A crash before that, or a shared tier that fails meanwhile, keeps them.
 
         Returns:
             The number of chunks that the tokens have, stored or not.
@@ -293,9 +294,9 @@ class Stack:
         Raises:
             EngineProtocolError: a tier is read-only. Nothing has changed.
         """
-        keys = keys_of(request, self.geometry)
-        self._forgetting.forget(keys)
-        return len(keys)
+        keys, count = keys_of(request, self.geometry)
+        self._forgetting.forget(keys, count)
+        return count
 
     @property
     def num_forgetting(self) -> int:

@@ -8,6 +8,7 @@ million), but not over memory views, arrays, or dicts from numbers to bytes: so 
 - :mod:`columns`: a number per chunk, in memory that grows in place.
 - :mod:`key_table`: numbers for keys, and keys by number.
 - :mod:`fifo_index`: keys in insertion order, each with a row.
+- :mod:`key_set`: keys without an order.
 - :mod:`rings`: several orders of handles in two columns, for eviction policies.
 - :mod:`lease_queue`: a queue of slot leases, the front of which can be taken aside.
 - :mod:`seen_filter`: recently seen keys, in 8 bytes each.

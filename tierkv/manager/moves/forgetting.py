@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.retention import Retention
-from tierkv.manager.step_budget import BudgetShare
+from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.manager.step_state import StepState
+from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 
 
@@ -32,8 +33,15 @@ class Forgetting:
         self._step = step
         self._share = share
 
-    def forget(self, keys: Sequence[Key]) -> None:
-        """Make chunks absent now. Storing one of them again ends that.
+    def forget(self, keys: Iterable[Key], count: int) -> None:
+        """Make chunks absent. Storing one of them again ends that.
+
+        Those of a long prompt that are behind the first ones follow in later steps. With full attention, none of them
+        is found any more: a hit begins with the first chunk.
+
+        Args:
+            keys: of a prompt, from the front on; they are taken when they are needed.
+            count: number of them.
 
         Raises:
             EngineProtocolError: a tier is read-only; nothing has changed.
@@ -44,7 +52,7 @@ class Forgetting:
                     f"tier {tier.name!r} is read-only, so its chunks cannot be removed by this stack. Remove them "
                     "where they are written, or change namespace.epoch"
                 )
-        self._retention.end_now(keys)
+        self._retention.end_now(keys, count, self._step.budget.looks_max)
         self._step.version += 1
 
     def begin_some(self, remove: Callable[[Key], bool], per_key: int) -> None:
@@ -53,6 +61,8 @@ class Forgetting:
         remove: deletes an expired chunk where this stack knows that it is. Returns whether it is gone from every tier.
         per_key: key operations that this costs.
         """
+        share = self._share
+        share.take(cdiv(self._retention.end_more(KEYS_PER_LOOK * max(1, share.left // 2)), KEYS_PER_LOOK))
         shared = [tier for tier in self._tiers.in_service if not tier.capabilities.authoritative_index]
 
         def delete(key: Key) -> bool:
@@ -60,7 +70,7 @@ class Forgetting:
                 tier.residency.schedule_delete(key)
             return remove(key)
 
-        self._share.take(per_key * self._retention.begin_ends(max(1, self._share.left // per_key), delete))
+        share.take(per_key * self._retention.begin_ends(max(1, share.left // per_key), delete))
 
     @property
     def num_pending(self) -> int:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from tierkv.structures.fifo_index import FifoIndex
+from tierkv.structures.key_set import KeySet
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -35,7 +38,9 @@ class Retention:
         self.lifetimes = FifoIndex()
         """Chunks with a TTL."""
         self._expiries_s = array("d")
-        self._ended: dict[Key, None] = {}  # they have expired, and have no row yet
+        self._ended = KeySet()  # they have expired, and have no row yet
+        self._to_end: deque[Iterator[Key]] = deque()  # they follow, the chunks of a prompt from the front
+        self._num_to_end = 0
         self._begun = set[Key]()  # these had none, and have a row now
         self._one_shots = FifoIndex()
 
@@ -47,12 +52,12 @@ class Retention:
     @property
     def has_lifetimes(self) -> bool:
         """Whether any chunk has a TTL. None has one in most stacks, so callers check it before they ask per chunk."""
-        return self.has_ever_expiring and bool(self.lifetimes or self._ended)
+        return self.has_ever_expiring and bool(self.lifetimes or self._num_to_end or self._ended)
 
     @property
     def num_ended(self) -> int:
         """Number of chunks of :meth:`end_now` that are not known to be gone from every tier, nor stored again."""
-        return len(self._ended) + len(self._begun)
+        return self._num_to_end + len(self._ended) + len(self._begun)
 
     def stored(
         self, keys: Iterable[Key], hints: RequestHints, now: float, source_of: Callable[[Key], object | None]
@@ -85,7 +90,7 @@ class Retention:
         if not hints.one_shot:
             self._one_shots.discard(key)
         if key in self._ended:
-            del self._ended[key]
+            self._ended.discard(key)
             self._begin_end(key)
         row = self.lifetimes.find(key)
         if row is not None:
@@ -95,20 +100,37 @@ class Retention:
             else:
                 self._expiries_s[row] = max(self._expiries_s[row], now + hints.ttl_s)
 
-    def end_now(self, keys: Sequence[Key]) -> None:
-        """Let chunks expire now, whatever their lifetimes were. Of a million, the tails of prompts are left out.
+    def end_now(self, keys: Iterable[Key], count: int, keys_max: int) -> None:
+        """Let ``count`` chunks expire, from the front of a prompt, whatever their lifetimes were.
 
-        A key costs 0.1 microseconds here; :meth:`begin_ends` does the rest.
+        ``keys_max`` of them expire now, and the others by :meth:`end_more`: no hit begins behind the first ones. Of a
+        million, the tails of prompts are left out. :meth:`begin_ends` does the rest.
         """
         self.has_ever_expiring = True
-        self._ended.update(dict.fromkeys(keys[: LIFETIMES_MAX - len(self._ended)]))
+        left = iter(keys)
+        kept = max(0, min(count, LIFETIMES_MAX - len(self._ended) - self._num_to_end))
+        self._ended.update(islice(left, min(kept, keys_max)))
+        if kept > keys_max:
+            self._to_end.append(islice(left, kept - keys_max))
+            self._num_to_end += kept - keys_max
+
+    def end_more(self, keys_max: int) -> int:
+        """Let up to ``keys_max`` further chunks of :meth:`end_now` expire. Returns how many."""
+        if not self._to_end:
+            return 0
+        keys = [*islice(self._to_end[0], keys_max)]
+        if len(keys) < keys_max:
+            self._to_end.popleft()
+        self._ended.update(keys)
+        self._num_to_end -= len(keys)
+        return len(keys)
 
     def begin_ends(self, keys_max: int, remove: Callable[[Key], bool]) -> int:
         """Remove up to ``keys_max`` chunks of :meth:`end_now`. Returns how many. remove: as :meth:`sweep`.
 
         Those that are not gone yet are checked again by :meth:`sweep`.
         """
-        keys = [self._ended.popitem()[0] for _ in range(min(keys_max, len(self._ended)))]
+        keys = [self._ended.pop() for _ in range(min(keys_max, len(self._ended)))]
         for key in keys:
             if not remove(key):
                 self._begin_end(key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tierkv.manager.contract import RequestContext
@@ -12,7 +13,7 @@ from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.scheduler.requests.request_state import REQUEST_STATES, RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry, GroupGeometry
+from tierkv.types.geometry import Geometry, GroupGeometry, batches
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys, make_scope
 from tierkv.types.observation import RequestObservation
@@ -20,6 +21,9 @@ from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 
 KEYS_MADE_MAX = 16_384
 """Keys that one question about a request makes. A prompt that has more is answered in a later step."""
+
+KEYS_TOGETHER = 256
+"""Keys that are made together where they are taken one by one."""
 
 
 class RequestStats:
@@ -264,11 +268,14 @@ class RequestRecord:
         return self.streaming or self.load_job is not None
 
 
-def keys_of(request: Request, geometry: Geometry) -> list[Key]:
-    """Keys of all whole chunks of a request, in all groups."""
-    record = RequestRecord(request, geometry)
-    record.extend_keys(geometry)
-    return [key for group in record.groups for key in group.keys]
+def keys_of(request: Request, geometry: Geometry) -> tuple[Iterator[Key], int]:
+    """Keys of all whole chunks of a request, in all groups, and their number. A key is made when it is asked for."""
+    hashes, scope = [*request.block_hashes], scope_of(request)
+    groups = [(group.index, group.hashes_per_chunk) for group in geometry.groups]
+    by_group = [(group, hashes[per_chunk - 1 :: per_chunk]) for group, per_chunk in groups]
+    parts = ((group, part) for group, some in by_group for part in batches(some, KEYS_TOGETHER))
+    keys = chain.from_iterable(make_keys(part, group, scope) for group, part in parts)
+    return keys, sum(len(some) for _, some in by_group)
 
 
 def scope_of(request: Request) -> bytes:
