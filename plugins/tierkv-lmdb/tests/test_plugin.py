@@ -36,6 +36,16 @@ def test_home_directory_is_expanded() -> None:
     assert LmdbOptions(path="~/cache").root == Path.home() / "cache"
 
 
+def test_small_frames_share_a_call() -> None:
+    """A call costs a transaction and a sync: eight frames of 64 KiB in each cost three times as much as 128."""
+    small, large = 68 << 10, 8 << 20
+    assert tierkv_lmdb.PLUGIN.capabilities.keys_per_write(small) >= 64
+    assert tierkv_lmdb.PLUGIN.capabilities.keys_per_read_call(small) >= 15
+    assert tierkv_lmdb.READ_ONLY_PLUGIN.capabilities.keys_per_read_call(small) >= 15
+    assert tierkv_lmdb.PLUGIN.capabilities.keys_per_write(large) <= 8, "a call ends before its deadline"
+    assert tierkv_lmdb.PLUGIN.capabilities.keys_per_read_call(large) == 1, "all threads read"
+
+
 def test_entry_point_leads_to_the_plugin() -> None:
     """`pip install tierkv-lmdb` and `backend = "lmdb"` must be sufficient."""
     (entry_point,) = importlib.metadata.entry_points(group="tierkv", name="lmdb")

@@ -51,7 +51,8 @@ PLUGIN = BackendPlugin(
         scan=True,
         keeps_ranks=True,
         reads_end_with_call=True,
-        preferred_batch=8,
+        preferred_batch=128,  # small frames share a transaction and a sync
+        preferred_write_bytes=64 << 20,
         preferred_read_bytes=1 << 20,
         preferred_concurrency=4,  # one copies and checks while others wait for the disk
     ),
@@ -69,7 +70,7 @@ READ_ONLY_PLUGIN = BackendPlugin(
         read_only=True,
         reads_end_with_call=True,
         bounded=False,
-        preferred_batch=8,
+        preferred_batch=128,
         preferred_read_bytes=1 << 20,
         preferred_concurrency=4,  # one copies and checks while others wait for the disk
     ),
