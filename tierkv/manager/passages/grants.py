@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from tierkv.manager.contract import HOST
@@ -120,35 +120,30 @@ class SlotGrants:
         return slots, sources
 
     def _grant_missing(self, passage: Passage, room: int) -> bool:
-        keys, slots, host, tier_io = passage.keys, passage.slots, self._host, self._tier_io
+        """Grant slots to the chunks without one, in pieces, as far as the rules allow. Returns as :meth:`grant`."""
+        keys, slots, host = passage.keys, passage.slots, self._host
         missing: dict[LowerTier, list[int]] = {}
         coming: set[Key] = set()
         host_room, refused = host.room, False
         spare: int | None = None
         wanted = (position for position in range(passage.position, len(keys)) if slots[position] == NOT_GRANTED)
-        while (piece := list(islice(wanted, max(1, min(room, PIECE_CHUNKS))))) and not refused and not passage.failed:
+        while not (refused or passage.failed) and (piece := list(islice(wanted, max(1, min(room, PIECE_CHUNKS))))):
             if room <= 0:
                 refused = True
                 break
             if not (taken := self._share.take(len(piece))):
                 break
-            found = host.slots.find_all([keys[position] for position in piece[:taken]])
-            below = [keys[position] for position, slot in zip(piece, found, strict=False) if slot is None]
-            sources = iter(
-                tier_io.sources_of(below, passage.hints.load_tiers, since=passage.asked_s, trusting=passage.is_trusting)
-            )
-            for position, slot in zip(piece, found, strict=False):
+            for position, slot, tier in self._look_up(passage, piece[:taken]):
                 if slot is not None:
                     host.pin((slot,))
                     self._add(passage, position, slot)
                     room -= 1
                     host_room = host.room
                     continue
-                tier, key = next(sources), keys[position]
-                if key in coming:
+                if (key := keys[position]) in coming:
                     continue
                 if host_room <= len(coming):
-                    spare = tier_io.admissions.dirty_pins.spare() if spare is None else spare
+                    spare = self._tier_io.admissions.dirty_pins.spare() if spare is None else spare
                     if host_room + spare <= len(coming):
                         refused = passage.lacks_host_slots = True
                         break
@@ -159,6 +154,20 @@ class SlotGrants:
                 coming.add(key)
                 room -= 1
         return self._fetch(passage, missing) or refused
+
+    def _look_up(
+        self, passage: Passage, positions: Sequence[int]
+    ) -> Iterator[tuple[int, int | None, LowerTier | None]]:
+        """Each position with the slot of its chunk if it is in the host tier, or else with the tier to read it from."""
+        found = self._host.slots.find_all([passage.keys[position] for position in positions])
+        below = [passage.keys[position] for position, slot in zip(positions, found, strict=True) if slot is None]
+        tiers = iter(
+            self._tier_io.sources_of(
+                below, passage.hints.load_tiers, since=passage.asked_s, trusting=passage.is_trusting
+            )
+        )
+        for position, slot in zip(positions, found, strict=True):
+            yield position, slot, next(tiers) if slot is None else None
 
     def _fetch(self, passage: Passage, missing: Mapping[LowerTier, Sequence[int]]) -> bool:
         """Grant slots to missing chunks, and start to read them from their tiers. Returns whether some got none.
