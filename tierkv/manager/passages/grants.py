@@ -158,7 +158,7 @@ class SlotGrants:
     def _look_up(
         self, passage: Passage, positions: Sequence[int]
     ) -> Iterator[tuple[int, int | None, LowerTier | None]]:
-        """Each position with the slot of its chunk if it is in the host tier, otherwise with the tier to read it from."""
+        """Each position with the slot of its chunk in the host tier, otherwise with the tier to read it from."""
         found = self._host.slots.find_all([passage.keys[position] for position in positions])
         below = [passage.keys[position] for position, slot in zip(positions, found, strict=True) if slot is None]
         tiers = iter(
