@@ -209,9 +209,8 @@ class Loads:
         if passage is None:
             self._send_segment(stream)
         elif self._has_arrived(passage):
-            front = self._front_chunks(
-                passage
-            )  # of too many, half as many as a job may have: what is behind stays held
+            front = self._front_chunks(passage)
+            # Of too many, half as many as a job may have: to keep those behind held costs this call something, too.
             keys = passage.keys[: front if front <= self._chunks_max else max(1, self._chunks_max // 2)]
             if stream.has_null_block(keys):
                 self._cut_stream(stream, keys)
