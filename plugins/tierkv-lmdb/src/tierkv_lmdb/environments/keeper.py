@@ -74,6 +74,7 @@ class EnvironmentKeeper:
         self._is_released = False
         self._all_synced = True
         self._trouble: Trouble | None = None
+        self._refusal = ""  # why the last attempt to open it afresh failed
         self._pause_s = 0.0
         self._next_try_s = 0.0
         self.restarts = 0
@@ -135,7 +136,9 @@ class EnvironmentKeeper:
             if self._is_open:
                 raise BackendUnavailableError(f"calls in flight still use the failed environment: {self._trouble}")
             if self._is_opening or self._env is not None or self._clock() < self._next_try_s:
-                raise BackendUnavailableError(f"the environment is to be opened afresh: {self._trouble}")
+                raise BackendUnavailableError(
+                    self._refusal or f"the environment is to be opened afresh: {self._trouble}"
+                )
             self._is_opening = True
 
     def _reopen(self) -> Environment:
@@ -145,9 +148,12 @@ class EnvironmentKeeper:
             with self._mutex:
                 self._pause_s = self._longer_pause()
                 self._next_try_s = self._clock() + self._pause_s
-            raise BackendUnavailableError(f"the environment cannot be opened afresh: {error}") from error
+                is_first, self._refusal = not self._refusal, f"the environment cannot be opened afresh: {error}"
+            if is_first:  # what was logged before is what should have happened
+                _log.warning("tier %s: %s", self._name, self._refusal)
+            raise BackendUnavailableError(self._refusal) from error
         with self._mutex:
-            self._env, self._trouble = env, None
+            self._env, self._trouble, self._refusal = env, None, ""
             self._is_open = True
             self._opened_s = self._clock()
             self.restarts += 1
