@@ -15,6 +15,7 @@ the record (`record.event`, `record.tier`), for programs that write records as J
 | field | meaning |
 |---|---|
 | `event` | Name of the event, from the tables below. Names and fields are an interface. |
+| `seconds_ago` | Time since the event, in a line that was held back for a while; it has the latest of several events. |
 | `suppressed` | Number of such events since the previous line, which were counted only. |
 
 The first event of each kind is written at once. A kind is an event with its tier and, for failures, its verb. Further

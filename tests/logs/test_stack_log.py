@@ -160,6 +160,24 @@ def test_nothing_that_was_suppressed_is_lost_at_the_end(log: StackLog, caplog: p
     assert suppressed(caplog) == [("lookup_late", 0), ("lookup_late", 8)]
 
 
+def test_a_line_that_was_held_back_has_its_age(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tier failed and healed; hours later, the line at the end must not look like a failure at the end."""
+    for _ in range(3):
+        log.report(OPERATION_FAILED, tier="disk", reason="gone")
+    clock.advance(40.0)
+    log.report_suppressed(all_kinds=True)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "seconds_ago" not in first
+    assert last.endswith(" seconds_ago=40 suppressed=1")
+    assert caplog.records[1].seconds_ago == 40  # type: ignore[attr-defined]  # a field of the record
+    for _ in range(2):
+        log.report(LOOKUP_LATE, request="r")
+    log.report_suppressed(all_kinds=True)
+    assert "seconds_ago" not in caplog.records[-1].getMessage()
+
+
 def test_memory_is_bounded(log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """Names of tiers may come from a program that attaches and detaches for ever."""
     for number in range(3 * KINDS_MAX):

@@ -30,6 +30,11 @@ KINDS_MAX = 1024
 VALUE_CHARS_MAX = 500
 """Characters of one value in a line."""
 
+AGE = "seconds_ago"
+"""Field of a line about an event that is not new: its time before the line."""
+
+AGE_MIN_S = 1.0
+
 _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]-]+", re.ASCII)
 
 
@@ -49,6 +54,8 @@ class _Kind:
     """Fields of the latest suppressed event."""
     number: int = 0
     """Number of the latest suppressed event among all."""
+    at_s: float = 0.0
+    """Time of the latest suppressed event."""
 
 
 class StackLog:
@@ -86,7 +93,7 @@ class StackLog:
                 self._num_suppressed += 1
                 self._number += 1
                 state.suppressed += 1
-                state.fields, state.number = fields, self._number
+                state.fields, state.number, state.at_s = fields, self._number, now_s
                 return
             suppressed = self._begin_line(state, now_s)
         self._write(event, fields, suppressed)
@@ -102,7 +109,12 @@ class StackLog:
         now_s = self._clock()
         with self._lock:
             due = [
-                (state.number, state.event, state.fields, self._begin_line(state, now_s) - 1)
+                (
+                    state.number,
+                    state.event,
+                    _dated(state.fields, now_s - state.at_s),
+                    self._begin_line(state, now_s) - 1,
+                )
                 for state in self._kinds.values()
                 if state.suppressed and (all_kinds or now_s >= state.next_s)
             ]
@@ -133,11 +145,16 @@ class StackLog:
     def _write(self, event: LogEvent, fields: Mapping[str, object], suppressed: int) -> None:
         if not self._logger.isEnabledFor(event.level):
             return
-        known = {"event": event.name} | {name: fields[name] for name in event.fields if name in fields}
+        known = {"event": event.name} | {name: fields[name] for name in (*event.fields, AGE) if name in fields}
         known["suppressed"] = suppressed
         pairs = " ".join(f"{name}={_shown(value)}" for name, value in known.items() if value is not None)
         with contextlib.suppress(Exception):  # a filter or handler of the user may raise; no line is worth the engine
             self._logger.log(event.level, "%s: %s", event.text, pairs, extra=known)
+
+
+def _dated(fields: Mapping[str, object], age_s: float) -> Mapping[str, object]:
+    """Fields of an event, with its age: a line at the end must not look like a failure at the end."""
+    return {**fields, AGE: round(age_s)} if age_s >= AGE_MIN_S else fields
 
 
 def _shown(value: object) -> str:
