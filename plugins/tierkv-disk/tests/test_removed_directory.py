@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import time
@@ -36,6 +37,27 @@ def is_refused(disk: Session, number: int) -> bool:
     (result,) = disk.write(frames(number))
     assert result is None or isinstance(result, BackendUnavailableError), result
     return result is not None and "was removed or replaced while it was in use: put it back" in str(result)
+
+
+def test_a_directory_without_access_is_not_called_removed(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a wrong `chmod`, an operator who reads that the directory was removed would look for it elsewhere."""
+    disk = open_disk()
+    disk.put(frames(0))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def answer() -> str:
+        return str(disk.write(frames(1))[0])
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tierkv_disk"):
+        patch.setattr(watch.os, "lstat", refuse)
+        until(lambda: "cannot be reached while it is in use (Permission denied)" in answer(), "no reason is given")
+    assert "removed" not in caplog.text
+    until(lambda: answer() == "None", "the tier does not store again")
+    disk.close()
 
 
 @pytest.mark.parametrize("what", ["namespace", "path"])

@@ -36,6 +36,7 @@ class DirectoryWatch:
         self._clock = clock
         self._again_s = clock()
         self._is_lost = False
+        self._refusal = ""  # why the lock file could not be looked at, where it may still be there
         self._looking = threading.Lock()
 
     def look(self) -> bool:
@@ -60,8 +61,11 @@ class DirectoryWatch:
     def _look(self) -> None:
         try:
             is_lost = _identity(os.lstat(self._path)) != self._identity
-        except OSError:
-            is_lost = True
+            self._refusal = ""
+        except FileNotFoundError:
+            is_lost, self._refusal = True, ""
+        except OSError as error:
+            is_lost, self._refusal = True, error.strerror or str(error)
         if is_lost and not self._is_lost:
             logger.warning("tier %s: %s; nothing more is stored", self._tier, self._why())
         elif self._is_lost and not is_lost:
@@ -69,6 +73,8 @@ class DirectoryWatch:
         self._is_lost = is_lost
 
     def _why(self) -> str:
+        if self._refusal:
+            return f"{self._path.parent} cannot be reached while it is in use ({self._refusal}): give this user access"
         return (
             f"{self._path.parent} was removed or replaced while it was in use: "
             "put it back, or detach and attach the tier, which then starts empty"
