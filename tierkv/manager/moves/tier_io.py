@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
@@ -170,19 +171,25 @@ class TierIO:
         if self.retention.has_lifetimes:
             # Where many tiers have a chunk, its row in one is found past those in all others.
             per_key = 1 + len(self._tiers) * (1 + len(self._tiers) // TIERS_PER_FIND)
-            self.forgetting.begin_some(self._remove_expired, per_key)
+            removed: list[int] = []
+            remove = partial(self._remove_expired, removed)
+            self.forgetting.begin_some(remove, per_key)
+            self._drop_removed(removed)
             per_key = cdiv(per_key, KEYS_PER_LOOK)  # most have not expired, or are not gone yet
             keys_max = max(1, self._swept.own_left // per_key)
-            self._swept.take(per_key * self.retention.sweep(self._step.now, keys_max, self._remove_expired))
+            self._swept.take(per_key * self.retention.sweep(self._step.now, keys_max, remove))
+            self._drop_removed(removed)
 
-    def _remove_expired(self, key: Key) -> bool:
-        """Remove an expired chunk from every tier where it is idle. Returns whether it is gone from all."""
+    def _remove_expired(self, removed: list[int], key: Key) -> bool:
+        """Remove an expired chunk from every tier where it is idle. Returns whether it is gone from all.
+
+        removed: gets its host slot, which :meth:`_drop_removed` frees together with others.
+        """
         slot = self._host.slots.find(key)
         if slot is not None:
             if not self._host.slots.is_idle(slot):
                 return False
-            self._host.drop([slot])
-            self._events.add(CacheEventKind.REMOVED, HOST, key)
+            removed.append(slot)
         gone = True
         for tier in self._tiers:
             if tier.residency.rows.flags_of(key):
@@ -190,6 +197,14 @@ class TierIO:
                 if tier.may_delete(key, self._step.now):
                     tier.residency.schedule_delete(key)
         return gone
+
+    def _drop_removed(self, removed: list[int]) -> None:
+        """Drop chunks of the host tier, and report it. Empties the list."""
+        if removed:
+            keys = self._host.slots.keys_of(removed)
+            self._host.drop(removed)
+            self._events.extend(CacheEventKind.REMOVED, HOST, keys)
+            removed.clear()
 
     # -- host slots ----------------------------------------------------------------------------------------------------
 
