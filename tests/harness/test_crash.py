@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,15 @@ def test_a_few_seeds_hold(tmp_path: Path, backend: str) -> None:
     assert not list(tmp_path.iterdir()), "files were left"
 
 
+READ_BACK = "possible|is not what was stored just now"
+"""Finding of a wrong read: after the kill, or where that came too early, after a later write."""
+
+
 @pytest.mark.parametrize(
     ("name", "finding"),
     [
-        ("early", "possible"),
-        ("wrong", "possible"),
+        ("early", READ_BACK),
+        ("wrong", READ_BACK),
         ("sulking", "no write succeeds"),
         ("unforced", "possible"),
         ("unforced-lmdb", ""),
@@ -47,7 +52,7 @@ def test_an_oracle_finds(name: str, finding: str) -> None:
     if done.stdout.startswith("skipped"):
         pytest.skip(done.stdout)
     assert done.stdout.strip() != "nothing"
-    assert finding in done.stdout
+    assert re.search(finding, done.stdout)
 
 
 def test_help_names_every_mode() -> None:
