@@ -65,12 +65,22 @@ def _gpt2() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
+def _bart() -> Any:
+    """The decoder of BART alone: learned positions by column, so that padding shifts them."""
+    config = transformers.BartConfig(
+        vocab_size=VOCAB, d_model=32, encoder_layers=2, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
+        max_position_embeddings=512, is_encoder_decoder=False, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.BartForCausalLM(config)
+
+
 MAKERS: Mapping[str, Callable[[], Any]] = {
     "llama": _llama,
     "gemma3": _gemma3,
     "mistral": _mistral,
     "deepseek": _deepseek,
     "gpt2": _gpt2,
+    "bart": _bart,
 }
 
 

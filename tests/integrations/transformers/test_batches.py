@@ -243,3 +243,28 @@ def test_prompts_that_make_no_sense_are_refused_by_name(
     """A right-padded batch above all: it would be served, and wrong."""
     with pytest.raises(ValueError, match=says):
         open_cache(model("llama")).generate(ids, mask, **GREEDY)
+
+
+def test_padding_is_refused_where_it_shifts_positions(
+    model: Callable[..., Any], open_cache: Callable[..., Any]
+) -> None:
+    """BART numbers the columns of a batch: behind a prefix that was computed without padding, its tokens would be
+    wrong, and without an error. Rows of one length are served, and a prompt of any length can be forgotten."""
+    served, document = model("bart"), make_prompt(50)
+    cache = open_cache(served)
+    ids, mask = padded([document, make_prompt(20, seed=1)])
+    with torch.no_grad():
+        plain = served(input_ids=ids, attention_mask=mask, use_cache=True)
+    for call in (
+        lambda: cache.generate(ids, mask, **GREEDY),
+        lambda: cache.prefill([document, [5, 6]]),
+        lambda: cache.load(ids, mask),
+        lambda: cache.store(ids, plain.past_key_values, mask),
+    ):
+        with pytest.raises(ValueError, match="BartForCausalLM counts padding in its positions"):
+            call()
+    rows = torch.tensor([document, make_prompt(50, seed=1)])
+    for tokens in (0, 48):
+        assert torch.equal(cache.generate(rows, **GREEDY), greedy(served, rows))
+        assert loaded(cache) == [tokens, tokens]
+    assert cache.forget([document, [5, 6]])

@@ -16,11 +16,25 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tierkv.config import StackConfig
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.transformers.batches import Inputs, batch_of, check_arguments, expansion, rows_with_answers
+from tierkv.integrations.transformers.batches import (
+    Batch,
+    Inputs,
+    batch_of,
+    check_arguments,
+    expansion,
+    rows_with_answers,
+)
 from tierkv.integrations.transformers.defaults import model_name, stack_config
 from tierkv.integrations.transformers.engine import FLUSH_TIMEOUT_S, StackEngine
 from tierkv.integrations.transformers.identity import Identity, PromptOptions, prompt_tokens_max
-from tierkv.integrations.transformers.layers import Model, ModelCache, cache_option, check_evaluates, kv_shape
+from tierkv.integrations.transformers.layers import (
+    Model,
+    ModelCache,
+    cache_option,
+    check_evaluates,
+    kv_shape,
+    positions_skip_padding,
+)
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 from tierkv.integrations.transformers.results import CacheStats, Prefix, Progress, PromptReport, PromptSums, reporting
 from tierkv.integrations.transformers.work import PromptWork
@@ -72,6 +86,7 @@ class TieredPrefixCache:
                 raise ConfigError(f"{key} = {value}: give 1 or more")
         self._model = model
         self._shape = kv_shape(model)
+        self._takes_padding = positions_skip_padding(model)
         config = stack_config(stack, self._shape, block_tokens)
         self._block_tokens = block_tokens
         opened = open_stack(config, self._engine_spec(name))
@@ -137,7 +152,7 @@ class TieredPrefixCache:
             EngineProtocolError: the cache is closed, or another thread is using it.
         """
         with self._exclusive():
-            batch = batch_of(self._model, input_ids, attention_mask)
+            batch = self._batch(input_ids, attention_mask)
             prompts = self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints))
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
             caches, columns = self._work.load_rows(batch, prompts, reports)
@@ -167,7 +182,7 @@ class TieredPrefixCache:
                 output is no terminal. False: none. Default: a bar on a terminal, from the second second on.
         """
         with self._exclusive():
-            batch = batch_of(self._model, input_ids, attention_mask)
+            batch = self._batch(input_ids, attention_mask)
             prompts = self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints))
             with reporting(progress=progress, tokens=sum(map(len, batch.rows))) as report:
                 past, reports = self._work.prefilled(batch, prompts, 0, report)
@@ -207,7 +222,7 @@ class TieredPrefixCache:
         """
         check_arguments(self._model, arguments)
         with self._exclusive():
-            batch = batch_of(self._model, input_ids, attention_mask)
+            batch = self._batch(input_ids, attention_mask)
             past, reports = self._work.prefilled(
                 batch, self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints)), 1
             )
@@ -251,7 +266,7 @@ class TieredPrefixCache:
             EngineProtocolError: the cache is closed, or another thread is using it.
         """
         with self._exclusive():
-            batch = batch_of(self._model, input_ids, attention_mask)
+            batch = self._batch(input_ids, attention_mask)
             _check_cache(past_key_values, len(self._shape.layers), len(batch.rows))
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
             self._work.store_batch(batch.rows, batch.pads, past_key_values, PromptOptions(cache_salt, hints), reports)
@@ -329,6 +344,16 @@ class TieredPrefixCache:
         self.close()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
+
+    def _batch(self, input_ids: Inputs, attention_mask: torch.Tensor | None) -> Batch:
+        """Convert prompts to a batch. Refuse padding where it would change positions, and so KV."""
+        batch = batch_of(self._model, input_ids, attention_mask)
+        if any(batch.pads) and not self._takes_padding:
+            raise ValueError(
+                f"prompts of different lengths: {type(self._model).__name__} counts padding in its positions, so KV of "
+                "a padded prompt is not that of its tokens. Give prompts of one length, or one at a time"
+            )
+        return batch
 
     def _note(self, reports: tuple[PromptReport, ...]) -> None:
         """Keep the reports of a call: it may still fill them."""
