@@ -47,6 +47,11 @@ def _both_ways() -> Any:
     return transformers.BertLMHeadModel(transformers.BertConfig(**HEADS, is_decoder=False))
 
 
+def _window_in_the_cache_alone() -> Any:
+    sizes = {**TINY, "ffn_dim": 64, "num_attention_heads": 4, "sliding_window": 24}
+    return transformers.MoshiForCausalLM(transformers.MoshiConfig(**sizes))
+
+
 def _positions_beside_the_cache() -> Any:
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
     name = "rope_parameters" if int(transformers.__version__[0]) > 4 else "rope_scaling"
@@ -62,10 +67,11 @@ def _positions_beside_the_cache() -> Any:
         (_mamba, "linear_attention|keep a state|no model"),
         (_t5, "encoder-decoder"),
         (_linear_attention, "linear_attention"),
+        (_window_in_the_cache_alone, "MoshiForCausalLM .* depends on the pieces"),
         (_both_ways, "attends to later tokens"),
         (lambda: torch.nn.Linear(2, 2), "no model of transformers"),
     ],
-    ids=["mrope", "state", "encoder-decoder", "linear", "both ways", "no model"],
+    ids=["mrope", "state", "encoder-decoder", "linear", "pieces", "both ways", "no model"],
 )
 def test_models_without_kv_per_token_of_a_prefix(make: Callable[[], Any], says: str, open_cache: Any) -> None:
     """Their caches are no K and V that a prefix of tokens determines; a wrong answer would be silent."""

@@ -26,6 +26,8 @@ CacheLayer = Any
 
 PROBE_TOKENS = 3
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_DEPENDS_ON_PIECES = ("moshi", "kyutai_speech_to_text")
+"""Models of transformers whose mask has no window, although their cache keeps one."""
 _INSTEAD = "use model.generate without a prefix cache for it"
 
 
@@ -170,6 +172,11 @@ def _check_model(model: Model, name: str) -> None:
         raise ConfigError(
             f"{name} has positions of several dimensions (mrope), and keeps a part of them outside its KV cache "
             f"between calls; {_INSTEAD}"
+        )
+    if text_config(model).model_type in _DEPENDS_ON_PIECES:
+        raise ConfigError(
+            f"{name} attends to all tokens of a forward pass, but its KV cache only keeps a window of them: KV depends "
+            f"on the pieces in which a prompt is computed; {_INSTEAD}"
         )
     others = sorted(set(getattr(text_config(model), "layer_types", None) or ()) - set(_ATTENTION))
     if others or getattr(model, "_is_stateful", False):
