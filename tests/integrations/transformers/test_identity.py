@@ -76,6 +76,20 @@ def test_the_attention_kernel(open_cache: Callable[..., Any]) -> None:
     assert Identity(served).root() != first
 
 
+def test_autocast_does_not_share(open_cache: Callable[..., Any]) -> None:
+    """KV that was computed with fewer bits has the dtype of the weights in some models, and gives other tokens."""
+    served, tokens = make_model("llama"), make_prompt(64)
+    cache = open_cache(served)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cache.prefill(tokens)
+        assert cache.load([*tokens, 5]).tokens == 64
+    assert cache.load([*tokens, 5]).tokens == 0
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert cache.load([*tokens, 5]).tokens == 0
+    cache.prefill(tokens)
+    assert cache.load([*tokens, 5]).tokens == 64
+
+
 def test_dtypes_do_not_share(open_cache: Callable[..., Any]) -> None:
     """bf16 and fp16 pages have the same size, and another meaning."""
     with open_cache(make_model("llama", torch.bfloat16)) as cache:

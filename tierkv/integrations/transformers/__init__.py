@@ -18,7 +18,7 @@ pieces, store each piece, run ``model.generate``, and store the answer.
 
 Invariants:
 
-- A chunk is found only under equal configuration, weights, adapters, attention kernels and token ids.
+- A chunk is found only under equal configuration, weights, adapters, attention kernels, autocast and token ids.
 - A failing tier shortens the loaded prefix and never raises.
 - One thread at a time uses a ``TieredPrefixCache``.
 """

@@ -1,7 +1,8 @@
 """Identity of a model and its prompts: the root hash of a model, and the chained block hashes of a prompt.
 
-Two processes share chunks if their roots are equal: configuration, weights, adapters and attention kernels. Weights are
-compared by a sample of every tensor. So a copy under another name shares chunks, and a step of training does not.
+Two processes share chunks if their roots are equal: configuration, weights, adapters, attention kernels and autocast.
+Weights are compared by a sample of every tensor. So a copy under another name shares chunks, and a step of training does
+not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tierkv.integrations.transformers.layers import Model, ModelConfig, rope_text, text_config
+from tierkv.integrations.transformers.layers import Model, ModelConfig, input_device, rope_text, text_config
 
 HASH_BYTES = 16
 SAMPLES = 256
@@ -75,6 +76,7 @@ class Identity:
             self._fingerprint(),
             repr(adapters(self.model)).encode(),
             str(getattr(config, "_attn_implementation", "")).encode(),
+            *_autocast_parts(input_device(self.model).type),
         ]
         return _digest(b"".join(struct.pack("<Q", len(part)) + part for part in parts))
 
@@ -176,6 +178,14 @@ def _version(tensor: torch.Tensor) -> int:
 def _config_text(config: ModelConfig) -> bytes:
     known = {key: value for key, value in config.to_dict().items() if key not in _NOT_KV}
     return json.dumps(known, sort_keys=True, default=str).encode()
+
+
+def _autocast_parts(device_type: str) -> list[bytes]:
+    """Number format of the present ``torch.autocast``, which computes with fewer bits than the weights have.
+
+    Empty without autocast, so that the hashes of earlier versions stay as they are.
+    """
+    return [str(torch.get_autocast_dtype(device_type)).encode()] if torch.is_autocast_enabled(device_type) else []
 
 
 def _digest(data: bytes) -> bytes:
