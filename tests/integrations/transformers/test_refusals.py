@@ -52,6 +52,19 @@ def _window_in_the_cache_alone() -> Any:
     return transformers.MoshiForCausalLM(transformers.MoshiConfig(**sizes))
 
 
+def _one_token_at_a_time() -> Any:
+    config = transformers.ProphetNetConfig(
+        vocab_size=VOCAB, hidden_size=32, num_encoder_layers=2, num_decoder_layers=2, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, num_encoder_attention_heads=4, num_decoder_attention_heads=4, is_encoder_decoder=False,
+    )  # fmt: skip
+    return transformers.ProphetNetForCausalLM(config)
+
+
+def _wants_all_tokens() -> Any:
+    config = transformers.XLMConfig(vocab_size=VOCAB, emb_dim=32, n_layers=2, n_heads=4)
+    return transformers.XLMWithLMHeadModel(config)
+
+
 def _positions_beside_the_cache() -> Any:
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
     name = "rope_parameters" if int(transformers.__version__[0]) > 4 else "rope_scaling"
@@ -68,10 +81,12 @@ def _positions_beside_the_cache() -> Any:
         (_t5, "encoder-decoder"),
         (_linear_attention, "linear_attention"),
         (_window_in_the_cache_alone, "MoshiForCausalLM .* depends on the pieces"),
+        (_one_token_at_a_time, "ProphetNetForCausalLM cannot compute several tokens behind"),
+        (_wants_all_tokens, r"XLMWithLMHeadModel cannot compute .* \(it holds 4 tokens after 3 \+ 2\)"),
         (_both_ways, "attends to later tokens"),
         (lambda: torch.nn.Linear(2, 2), "no model of transformers"),
     ],
-    ids=["mrope", "state", "encoder-decoder", "linear", "pieces", "both ways", "no model"],
+    ids=["mrope", "state", "encoder-decoder", "linear", "pieces", "one token", "all tokens", "both ways", "no model"],
 )
 def test_models_without_kv_per_token_of_a_prefix(make: Callable[[], Any], says: str, open_cache: Any) -> None:
     """Their caches are no K and V that a prefix of tokens determines; a wrong answer would be silent."""

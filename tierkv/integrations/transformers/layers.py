@@ -154,6 +154,7 @@ def kv_shape(model: Model) -> KvShape:
     if not cache.layers:
         raise ConfigError(f"{name} fills no KV cache; {_INSTEAD}")
     _check_causal(cache, name)
+    _check_continues(model, cache, name)
     dtypes = {tensor.dtype for layer in cache.layers for tensor in (layer.keys, layer.values)}
     if len(dtypes) > 1:
         raise ConfigError(f"{name}: its KV cache mixes {sorted(map(str, dtypes))}; {_INSTEAD}")
@@ -210,6 +211,19 @@ def _check_layer(layer: CacheLayer, what: str, name: str) -> None:
         raise ConfigError(f"{what} holds tensors of shape {tuple(layer.keys.shape)} and {name} is unknown; {_INSTEAD}")
     if getattr(layer, "sliding_window", 2) < 2:  # noqa: PLR2004 - transformers keeps one token less than the window
         raise ConfigError(f"{what} has a window of {layer.sliding_window} token; {_INSTEAD}")
+
+
+def _check_continues(model: Model, cache: ModelCache, name: str) -> None:
+    """Check that the model computes several tokens behind a filled cache, as pieces of a prompt are computed."""
+    ids = torch.tensor([[0, 1 % text_config(model).vocab_size]] * 2, device=input_device(model))
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=True, **cache_option(model, cache), **forward_options(model))
+    except (AssertionError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} does not compute several tokens behind a filled KV cache ({error}), as a prompt behind its prefix "
+            f"is computed; {_INSTEAD}"
+        ) from error
 
 
 def positions_skip_padding(model: Model) -> bool:
