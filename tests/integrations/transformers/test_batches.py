@@ -235,6 +235,10 @@ def test_prefill_of_a_batch_fills_every_row(model: Callable[..., Any], open_cach
         (torch.zeros((1, 2, 3), dtype=torch.long), None, "give ids"),
         ([[5, 6], [7]], torch.tensor([[1, 1]]), "padded here"),
         ([[]], None, "no token"),
+        (torch.zeros((0, 5), dtype=torch.long), None, "give ids"),
+        (torch.tensor([[True, False]]), None, "give ids"),
+        ([[5, 6], [1.5, 2.5]], None, "prompt 1 has other values than ids"),
+        ([torch.tensor([[5, 6]])], None, "tensors of one dimension"),
     ],
 )
 def test_prompts_that_make_no_sense_are_refused_by_name(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -68,7 +69,8 @@ def batch_of(model: Model, inputs: Inputs, attention_mask: torch.Tensor | None) 
             raise ValueError("attention_mask goes with a tensor of ids; prompts in lists are padded here")
     else:
         inputs = inputs.unsqueeze(0) if inputs.ndim == 1 else inputs
-        if inputs.ndim != 2 or inputs.is_floating_point():  # noqa: PLR2004 - batch and columns
+        has_ids = not (inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool)
+        if inputs.ndim != 2 or not has_ids or not len(inputs):  # noqa: PLR2004 - batch and columns
             raise ValueError(f"input_ids of shape {tuple(inputs.shape)} {inputs.dtype}: give ids [batch, columns]")
         mask = _mask(inputs, attention_mask, pad_token)
     real = mask.to("cpu", torch.long)
@@ -89,6 +91,11 @@ def _padded(prompts: Sequence[Any], pad_token: int) -> tuple[torch.Tensor, torch
     lists = [prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt for prompt in prompts]
     if not lists or isinstance(lists[0], int):
         lists = [lists]
+    for row, prompt in enumerate(lists):
+        if not all(isinstance(token, Integral) for token in prompt):
+            raise ValueError(
+                f"prompt {row} has other values than ids: give lists of integers, or tensors of one dimension"
+            )
     columns = max(map(len, lists))
     ids = [[pad_token] * (columns - len(one)) + list(one) for one in lists]
     mask = [[0] * (columns - len(one)) + [1] * len(one) for one in lists]

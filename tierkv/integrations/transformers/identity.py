@@ -1,8 +1,8 @@
 """Identity of a model and its prompts: the root hash of a model, and the chained block hashes of a prompt.
 
 Two processes share chunks if their roots are equal: configuration, weights, adapters, attention kernels and autocast.
-Weights are compared by a sample of every tensor. So a copy under another name shares chunks, and a step of training does
-not.
+Weights are compared by a sample of every tensor. So a copy under another name shares chunks, and a step of training
+does not.
 """
 
 from __future__ import annotations
