@@ -346,7 +346,7 @@ class TieredPrefixCache:
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def _batch(self, input_ids: Inputs, attention_mask: torch.Tensor | None) -> Batch:
-        """Convert prompts to a batch. Refuse padding where it would change positions, and so KV."""
+        """Return prompts as a batch. Refuse padding where it would change positions, and so KV."""
         batch = batch_of(self._model, input_ids, attention_mask)
         if any(batch.pads) and not self._takes_padding:
             raise ValueError(
