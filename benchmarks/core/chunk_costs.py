@@ -75,9 +75,8 @@ class _Player:
         self.geometry = Geometry.of(SPEC, tokens=chunk_tokens)
         slots = sum(lengths) // chunk_tokens + 1
         lower = local_tiers(self.geometry.payload_bytes_max, [[] for _ in range(num_tiers)])
-        self.clocked = ClockedCore(
-            self.geometry, slots, lower, [Pace(chunk_s=0.00002)] * num_tiers, prefill_tokens_per_s=1.0
-        )
+        paces = [Pace(chunk_s=CHUNK_S)] * num_tiers
+        self.clocked = ClockedCore(self.geometry, slots, lower, paces, prefill_tokens_per_s=1.0)
         self._pool = BlockPool(1 + max(lengths) // BLOCK_TOKENS)
 
     def take(self) -> CallCosts:

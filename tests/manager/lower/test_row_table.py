@@ -61,3 +61,13 @@ def test_written_chunks_cost_few_calls() -> None:
     tier = written(KEYS)
     assert calls_of(tier.begin_read, KEYS) < CHUNKS // 2
     assert calls_of(tier.end_read, KEYS) < CHUNKS // 2
+
+
+def test_an_index_without_any_usable_key_is_passed_over() -> None:
+    """A damaged index may list foreign keys alone: the tier opens with what the other parts of it have."""
+    tier = Residency("t", LruPolicy(CHUNKS), None, 1.0)
+    tier.load_index([(Key(b"x"), 4096)])
+    tier.load_index([(KEYS[0], -1)])
+    tier.load_index([(key, 4096) for key in KEYS])
+    assert len(tier) == CHUNKS
+    tier.validate(None)

@@ -115,7 +115,7 @@ class Residency:
         keys, lengths = [key for key, _ in entries], [frame_bytes for _, frame_bytes in entries]
         rows = self.rows.rows_of(keys)
         self.rows.written.note(rows, written)
-        self._frame_bytes_max = max(self._frame_bytes_max, *lengths)
+        self._frame_bytes_max = max([self._frame_bytes_max, *lengths])  # of a damaged index perhaps none
         if self.rows.shift(rows, (1, 1), (WRITING, WRITING | STORED)):  # usual: new chunks were written
             self.rows.set_frame_bytes(rows, lengths)
             self.used_bytes += sum(lengths)
