@@ -309,11 +309,10 @@ def play(session: nox.Session, *program: str) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Change stored files of each local backend, 500 times each, and use each changed copy (-- --count N --seed S)."""
+    """Change stored files of each local backend, 500 times each, and use each copy (-- --count N, or --help)."""
     install(session, *everything("testing"))
     for program in sorted(ROOT.glob("plugins/*/tests/[!t]*_damage.py")):
-        arguments = session.posargs or ("--count", "500")
-        session.run("python", str(program), str(Path(session.create_tmp()) / program.stem), *arguments)
+        session.run("python", str(program), *(session.posargs or ("--count", "500")))
 
 
 @nox.session

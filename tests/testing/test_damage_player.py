@@ -37,7 +37,19 @@ main(Damage(build, mutate, play))
 @pytest.mark.parametrize("jobs", [1, 3, 20])
 def test_each_change_is_played_once_and_its_end_is_reported(tmp_path: Path, jobs: int) -> None:
     """A run of a night on all cores must find what a run on one finds: a finding is the number that repeats it."""
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "--count", "9", "--seed", "1", "--jobs", str(jobs)]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "--place",
+        str(tmp_path),
+        "--count",
+        "9",
+        "--seed",
+        "1",
+        "--jobs",
+        str(jobs),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1, done.stderr
     summary = json.loads(done.stdout)
@@ -47,3 +59,48 @@ def test_each_change_is_played_once_and_its_end_is_reported(tmp_path: Path, jobs
     assert summary["notes"] == {"seven": 1}
     assert summary["slowest_s"] == 0.009
     assert not list(tmp_path.iterdir())
+
+
+AFTER_OTHERS = """
+import os, threading, time
+from tierkv.testing.damage import Damage, Outcome, main
+
+played = []
+
+def play(place):
+    played.append(int(place.name))
+    if played == [1, 2, 3]:
+        return Outcome("it met what 1 and 2 left over")
+    if played == [4, 5]:
+        threading.Timer(0.1, os._exit, [7]).start()
+    if 6 in played:
+        time.sleep(1)
+    return Outcome()
+
+main(Damage(lambda place: place.mkdir(), lambda place, rng: "change", play))
+"""
+
+
+def test_what_one_change_leaves_for_the_next_is_found(tmp_path: Path) -> None:
+    """Many changes share a process: what breaks after others only is said so, also an end between two reports."""
+    command = [
+        sys.executable,
+        "-c",
+        AFTER_OTHERS,
+        "--place",
+        str(tmp_path),
+        "--count",
+        "8",
+        "--seed",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    summary = json.loads(done.stdout)
+    after = "not alone, but after others: "
+    assert summary["broken"] == [
+        [3, "change", f"{after}it met what 1 and 2 left over"],
+        [6, "change", f"{after}exit status 7"],
+    ]
+    assert summary["kinds"] == {"change": 8}

@@ -1,4 +1,4 @@
-"""Damage at rest, by the thousand: copies of a backend's files are changed, and each is used in a process of its own.
+"""Damage at rest, by the thousand: copies of a backend's files are changed, and each is used in a forked process.
 
 A backend's author writes three functions (:class:`Damage`): one that fills a place, one that changes its files, and one
 that opens the place and looks for what broke. :func:`play_seeds` plays one change per seed. A seed repeats its change
@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from pathlib import Path
 
 HANG_S = 30
 """Seconds for the use of one damaged place; beyond it, the backend hangs."""
+CHANGES_PER_PROCESS = 50
+"""Changes that a process plays before the next one is forked; one that breaks a promise is its last."""
 PAGE_BYTES = 4096
 TEXT_CHARS_MAX = 150
 """Characters of a change, or of a broken promise, that are reported."""
@@ -67,7 +70,7 @@ class Summary:
 
 
 def play_seeds(damage: Damage, place: Path, seeds: Sequence[int], jobs: int = 1) -> Summary:
-    """Play one change per seed, each in a forked process. No other thread may run.
+    """Play one change per seed, in forked processes. No other thread may run.
 
     Args:
         damage: the backend's functions.
@@ -103,12 +106,16 @@ def _forked(damage: Damage, place: Path, seeds: Sequence[int], reading: int, wri
         return pid
     try:
         os.close(reading)
-        for seed in seeds:
-            what, outcome = _play_seed(damage, place / "base", place / str(seed), seed)
-            shutil.rmtree(place / str(seed), ignore_errors=True)
-            shortened = replace(outcome, broken=outcome.broken[:TEXT_CHARS_MAX])
-            # At once, and shorter than a pipe may tear: the lines of several processes do not mix.
-            os.write(writing, json.dumps([seed, what[:TEXT_CHARS_MAX], asdict(shortened)]).encode() + b"\n")
+        left = list(seeds)
+        while left:
+            played = _play_some(damage, place, left[:CHANGES_PER_PROCESS])
+            if played[-1][1].broken and len(played) > 1:
+                played[-1] = _again_alone(damage, place, left[len(played) - 1], played[-1])
+            for seed, (what, outcome) in zip(left, played, strict=False):
+                shortened = replace(outcome, broken=outcome.broken[:TEXT_CHARS_MAX])
+                # At once, and shorter than a pipe may tear: the lines of several processes do not mix.
+                os.write(writing, json.dumps([seed, what[:TEXT_CHARS_MAX], asdict(shortened)]).encode() + b"\n")
+            del left[: len(played)]
     finally:
         os._exit(0)  # the caller's frames are not this process's
 
@@ -122,37 +129,54 @@ def _note(summary: Summary, seed: int, what: str, outcome: Outcome) -> None:
         summary.broken.append((seed, what, outcome.broken))
 
 
-def _play_seed(damage: Damage, base: Path, place: Path, seed: int) -> tuple[str, Outcome]:
-    """Change, and outcome of its use in a process of its own."""
+def _again_alone(damage: Damage, place: Path, seed: int, found: tuple[str, Outcome]) -> tuple[str, Outcome]:
+    """Finding of a process that played other changes before; the words say so if the change alone breaks nothing."""
+    ((what, alone),) = _play_some(damage, place, [seed])
+    if alone.broken:
+        return what, alone
+    return what, replace(found[1], broken=f"not alone, but after others: {found[1].broken}")
+
+
+def _play_some(damage: Damage, place: Path, seeds: Sequence[int]) -> list[tuple[str, Outcome]]:
+    """Changes and outcomes, one after the other in a process of their own, up to the first that breaks a promise."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _play_here(damage, base, place, seed, writing)
+        for seed in seeds:
+            if _play_here(damage, place / "base", place / str(seed), seed, writing).broken:
+                break
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        what, _, outcome = pipe.read().decode().partition("\n")
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        lines = [json.loads(line) for line in pipe]
     _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return what, Outcome(signal.Signals(os.WTERMSIG(status)).name)
-    return what, Outcome(**json.loads(outcome))
+    played = [(what, Outcome(**outcome)) for what, outcome in zip(lines[::2], lines[1::2], strict=False)]
+    if status:
+        end = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
+        played = [*played, (lines[-1] if len(lines) % 2 else "none", Outcome(end))][: len(seeds)]
+        played[-1] = (played[-1][0], Outcome(end))
+    shutil.rmtree(place / str(seeds[len(played) - 1]), ignore_errors=True)
+    return played
 
 
-def _play_here(damage: Damage, base: Path, place: Path, seed: int, report: int) -> None:
-    """Change a copy and use it; write change and outcome to ``report``."""
+def _play_here(damage: Damage, base: Path, place: Path, seed: int, report: int) -> Outcome:
+    """Change a copy and use it; write change and outcome to ``report``, a line each."""
     what = "none"
     try:
         shutil.copytree(base, place)
         try:
             what = damage.mutate(place, random.Random(seed))
         finally:
-            os.write(report, f"{what}\n".encode())
+            os.write(report, json.dumps(what).encode() + b"\n")
         signal.alarm(HANG_S)
         outcome = damage.play(place)
+        shutil.rmtree(place, ignore_errors=True)
     except BaseException as error:  # noqa: BLE001 - whatever ends the process is a finding
         outcome = Outcome(f"{type(error).__name__}: {error}")
-    os.write(report, json.dumps(asdict(outcome)).encode())
+    signal.alarm(0)
+    os.write(report, json.dumps(asdict(outcome)).encode() + b"\n")
+    return outcome
 
 
 def change_bytes(data: bytearray, rng: random.Random, start: int, end: int) -> str:
@@ -202,26 +226,25 @@ def change_length(data: bytearray, rng: random.Random) -> str:
 
 
 def main(damage: Damage) -> None:
-    """Program of a backend: ``DIRECTORY --count 1000 --seed 1 [--only 17] [--jobs 8]``. Prints a summary as JSON.
+    """Program of a backend: ``--count 1000 --seed 1 [--only 17] [--jobs 8] [--place DIR]``. Prints a summary as JSON.
 
     Raises:
         SystemExit: with status 1 if a promise broke.
     """
     parser = argparse.ArgumentParser(description="Change files of a tier at rest, and use each changed copy.")
-    parser.add_argument("place", type=Path, help="empty or new directory")
     parser.add_argument("--count", type=int, default=300, help="number of changes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first change (default: %(default)s)")
     parser.add_argument("--only", type=int, help="number of the only change")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=cores, help="changes side by side (default: one per core)")
+    parser.add_argument("--place", type=Path, help="directory for all files; left out: a temporary one")
     arguments = parser.parse_args()
     logging.disable()
     first = arguments.seed
     seeds = range(first, first + arguments.count) if arguments.only is None else [arguments.only]
-    arguments.place.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    summary = play_seeds(damage, arguments.place, seeds, max(1, arguments.jobs))
-    shutil.rmtree(arguments.place / "base")
+    with tempfile.TemporaryDirectory(dir=arguments.place) as place:
+        summary = play_seeds(damage, Path(place), seeds, max(1, arguments.jobs))
     fields = {name: getattr(summary, name) for name in ("broken", "kinds", "notes")}
     times = {"slowest_s": round(summary.slowest_s, 3), "seconds": round(time.monotonic() - started)}
     sys.stdout.write(json.dumps(fields | times) + "\n")

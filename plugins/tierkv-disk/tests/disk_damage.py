@@ -1,6 +1,6 @@
 """Damage of a disk tier at rest, by field of each file; each damaged copy is used in a process of its own.
 
-As a program: ``python disk_damage.py DIRECTORY --count 1000 --seed 1 [--only 17]`` prints a summary as JSON.
+As a program: ``python disk_damage.py --count 1000 --seed 1 [--only 17]`` prints a summary as JSON.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tierkv.testing.damage import Damage, Outcome, change_bytes, change_length, 
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 from tierkv_disk import DiskOptions
+from tierkv_disk.log.reading import used_bytes
 
-FRAMES = 60
+FRAMES = 36
 RAW_BYTES = (300, PAGE, 3 * PAGE)
 FRAME_BYTES_MAX = frame_bytes(max(RAW_BYTES))
 VERSIONS = 3
@@ -49,7 +50,9 @@ DOCUMENTS = (
     b'{"program": "tierkv-disk", "format": 1e400, "namespace": {}}',
     b'"' + b"x" * 2_000_000 + b'"',
 )
-SEALER = FrameSealer(make_namespace().fingerprint())
+NAMESPACE = make_namespace()
+FINGERPRINT = NAMESPACE.fingerprint()
+SEALER = FrameSealer(FINGERPRINT)
 
 
 @functools.cache
@@ -80,8 +83,8 @@ def is_wrong(number: int, found: bytes) -> bool:
 @contextlib.contextmanager
 def opened(place: Path) -> Iterator[Session]:
     """The tier, closed at the end."""
-    recognise = partial(recognise_frame, make_namespace().fingerprint(), PAGE)
-    context = BackendContext("disk", make_namespace(), FRAME_BYTES_MAX, 2 << 20, recognise)
+    recognise = partial(recognise_frame, FINGERPRINT, PAGE)
+    context = BackendContext("disk", NAMESPACE, FRAME_BYTES_MAX, 2 << 20, recognise)
     options = DiskOptions(str(place / "tier"), segment_bytes=1 << 20, min_free_bytes=0, durability="none")
     session = Session(tierkv_disk.PLUGIN, context, options)
     try:
@@ -92,14 +95,14 @@ def opened(place: Path) -> Iterator[Session]:
 
 def directory(place: Path) -> Path:
     """Directory of the namespace."""
-    return place / "tier" / make_namespace().fingerprint().hex()
+    return place / "tier" / FINGERPRINT.hex()
 
 
 def build(place: Path) -> None:
-    """Fill a tier, with deleted, rewritten and quarantined frames; ``old`` is an earlier state of it."""
+    """Fill a tier, with deleted, rewritten and quarantined frames; ``old`` beside it is an earlier state."""
     with opened(place) as disk:
         disk.put(frames(range(FRAMES), 1))
-    shutil.copytree(directory(place), place / "old")
+    shutil.copytree(directory(place), place.with_name("old"))
     with opened(place) as disk:
         disk.forget(map(make_key, range(0, FRAMES, 4)))
         disk.put(frames(range(0, FRAMES, 3), 2))
@@ -115,8 +118,9 @@ def mutate(place: Path, rng: random.Random) -> str:
     if kind in ("gone", "rollback"):
         name = rng.choice(NAMES)
         (directory(place) / name).unlink()
-        if kind == "rollback" and (place / "old" / name).exists():
-            shutil.copy(place / "old" / name, directory(place) / name)
+        old = place.with_name("old") / name
+        if kind == "rollback" and old.exists():
+            shutil.copy(old, directory(place) / name)
         return f"{kind} {name}"
     path = directory(place) / ("index.log" if kind == "log" or rng.random() < 0.3 else "segment-00000.dat")
     if kind in ("header", "payload"):
@@ -129,7 +133,7 @@ def mutate(place: Path, rng: random.Random) -> str:
 
 def _change(data: bytearray, rng: random.Random, kind: str) -> str:
     """Change the content of the log or of a segment."""
-    used = len(data.rstrip(b"\0"))
+    used = used_bytes(data)
     if kind == "file":
         return change_length(data, rng)
     if kind == "page":

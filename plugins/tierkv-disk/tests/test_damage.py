@@ -20,7 +20,7 @@ SEED = int(os.environ.get("TIERKV_DISK_SEED", "1"))
 def test_damage_by_field(tmp_path: Path) -> None:
     """Each change is played in a process of its own; ``--only SEED`` of ``disk_damage.py`` repeats one."""
     program = Path(disk_damage.__file__)
-    command = [sys.executable, program.name, str(tmp_path), "--count", str(COUNT), "--seed", str(SEED)]
+    command = [sys.executable, program.name, "--place", str(tmp_path), "--count", str(COUNT), "--seed", str(SEED)]
     done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, timeout=60 + COUNT, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     summary = json.loads(done.stdout)

@@ -27,7 +27,7 @@ from tierkv_disk.log.index_log import (
     RecordKind,
     encode_record,
 )
-from tierkv_disk.log.reading import read_records
+from tierkv_disk.log.reading import read_records, used_bytes
 
 GOLDEN = Path(__file__).parent / "golden" / "index-v2.log"
 IDENTITY = LogIdentity(bytes(range(16)))
@@ -273,3 +273,10 @@ def test_a_replacement_that_may_not_last_stops_the_log(tmp_path: Path, monkeypat
         log.append(RECORDS[1:2])
     log.close()
     assert read(tmp_path / "index.log")[0] == RECORDS[:1]
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 65535, 65536, 65537, 200_000])
+@pytest.mark.parametrize("used", [0, 1, 65535, 65536, 65537, 200_000])
+def test_zeros_at_the_end_are_told_from_data(used: int, zeros: int) -> None:
+    """A record that is taken for a part of the zeros would be lost."""
+    assert used_bytes(bytes(used - 1) + b"\1" * min(used, 1) + bytes(zeros)) == used

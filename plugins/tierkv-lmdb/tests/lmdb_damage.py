@@ -1,6 +1,6 @@
 """Mutations of an LMDB tier at rest, by field; each is opened, read and rewritten in a process of its own.
 
-As a program: ``python lmdb_damage.py DIRECTORY --count 1000 --seed 1 [--only 17]`` prints a summary as JSON.
+As a program: ``python lmdb_damage.py --count 1000 --seed 1 [--only 17]`` prints a summary as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import TierKVError
 from tierkv.testing.damage import Damage, Outcome, change_bytes, change_length, change_pages, main
 
-FRAMES = 260
+FRAMES = 130
 CAPACITY_BYTES = 4 * MIB
 PAGE = 4096
-HEAL_TRIES = 100
+HEAL_S, PAUSE_S = 2.0, 0.002
+BATCH = 26
 LOCK_SHARE = 0.06
 BRANCH, LEAF, OVERFLOW = 1, 2, 4
 KINDS = ("meta", "meta", "branch", "leaf", "leaf", "overflow", "free", "free", "names", "page", "file")
+
+
+KEYS = [key(number) for number in range(FRAMES)]
 
 
 @functools.cache
@@ -48,17 +52,45 @@ def build(place: Path) -> None:
     """Create a tier whose trees have branches, and whose list of free pages has several records."""
     tier_context = context(CAPACITY_BYTES)
     backend = open_at(place, tier_context, durability="none")
-    for start in range(0, FRAMES, 20):
-        store(backend, range(start, start + 20))
+    for start in range(0, FRAMES, 10):
+        store(backend, range(start, start + 10))
     for start in range(0, FRAMES, 13):
         backend.delete([key(start), key(start + 5)])
         store(backend, [start])
     backend.close()
 
 
-def store(backend: Any, numbers: Any) -> list[object]:
+def store(backend: Any, numbers: Sequence[int]) -> list[object]:
     """Write frames. Returns the results."""
-    return list(backend.write([WriteRequest(key(number), memoryview(frame(number))) for number in numbers]))
+    return list(backend.write([WriteRequest(KEYS[number], memoryview(frame(number))) for number in numbers]))
+
+
+@functools.cache
+def buffers() -> list[memoryview]:
+    """Buffers of reads, one for each frame, made once in each process."""
+    return [memoryview(bytearray(64 * KIB)) for _ in KEYS]
+
+
+def read(backend: Any, numbers: Sequence[int]) -> Iterator[tuple[int, object, memoryview]]:
+    """Read frames. Yields number, result and buffer of each; no buffer holds its frame of an earlier read."""
+    used = [buffers()[number] for number in numbers]
+    for number, buffer in zip(numbers, used, strict=True):
+        buffer[: len(frame(number))] = bytes(len(frame(number)))
+    results = backend.read_into([ReadRequest(KEYS[number], buffers()[number]) for number in numbers])
+    yield from zip(numbers, results, used, strict=True)
+
+
+@functools.lru_cache(maxsize=1)
+def pages_by_kind(data: bytes) -> dict[str, list[int]]:
+    """Pages of each kind of a sound file; the copies of a place have the same."""
+    kinds: dict[str, list[int]] = collections.defaultdict(list)
+    newest = max((0, 1), key=lambda page: struct.unpack_from("<Q", data, page * PAGE + 144)[0])
+    free_root, main_root = (struct.unpack_from("<Q", data, newest * PAGE + place)[0] for place in (80, 128))
+    for page in range(2, len(data) // PAGE):
+        number, _, flags = struct.unpack_from("<QHH", data, page * PAGE)
+        if number == page and flags in (BRANCH, LEAF, OVERFLOW):
+            kinds[{BRANCH: "branch", LEAF: "leaf", OVERFLOW: "overflow"}[flags]].append(page)
+    return kinds | {"meta": [0, 1], "names": [main_root], "free": [free_root]}
 
 
 class Image:
@@ -66,14 +98,7 @@ class Image:
 
     def __init__(self, data: bytes) -> None:
         self.data = bytearray(data)
-        self.kinds: dict[str, list[int]] = collections.defaultdict(list)
-        newest = max((0, 1), key=lambda page: struct.unpack_from("<Q", data, page * PAGE + 144)[0])
-        free_root, main_root = (struct.unpack_from("<Q", data, newest * PAGE + place)[0] for place in (80, 128))
-        for page in range(2, len(data) // PAGE):
-            number, _, flags = struct.unpack_from("<QHH", data, page * PAGE)
-            if number == page and flags in (BRANCH, LEAF, OVERFLOW):
-                self.kinds[{BRANCH: "branch", LEAF: "leaf", OVERFLOW: "overflow"}[flags]].append(page)
-        self.kinds |= {"meta": [0, 1], "names": [main_root], "free": [free_root]}
+        self.kinds = pages_by_kind(data)
 
     def mutate(self, rng: random.Random) -> str:
         """Change one field. Returns its description."""
@@ -123,25 +148,14 @@ def play(place: Path) -> Outcome:
     losses = directory(place) / "damage.json"
     note = "emptied at its start" if losses.exists() else ""
     list(backend.scan())
-    buffers = [bytearray(64 * KIB) for _ in range(FRAMES)]
-    found = backend.read_into([ReadRequest(key(n), memoryview(buffer)) for n, buffer in enumerate(buffers)])
-    for number, (size, buffer) in enumerate(zip(found, buffers, strict=True)):
+    for number, size, buffer in read(backend, range(FRAMES)):
         if isinstance(size, int) and is_wrong(number, bytes(buffer[:size])):
             return Outcome(f"frame {number} is wrong", open_s)
-    for _ in range(2):
-        healed(lambda: backend.delete([key(n) for n in range(0, FRAMES, 2)]))
-        for start in range(0, FRAMES, 26):
-            numbers = range(start, start + 26)
-            results = healed(lambda numbers=numbers: store(backend, numbers))
-            if any(results):
-                return Outcome(f"not storable: {next(filter(None, results))}", open_s)
-    for number in range(FRAMES):
-        (size,) = backend.read_into([ReadRequest(key(number), memoryview(buffers[0]))])
-        if not isinstance(size, int) or bytes(buffers[0][:size]) != frame(number):
-            return Outcome(f"frame {number} was stored, and read as {size!r}", open_s)
+    if broken := rewritten(backend):
+        return Outcome(broken, open_s)
     keys = {entry.key for entry in backend.scan()}
     backend.close()
-    if not {key(number) for number in range(FRAMES)} <= keys:
+    if not keys.issuperset(KEYS):
         return Outcome("the index lacks a frame", open_s)
     size = (directory(place) / "data.mdb").stat().st_size
     if not note and losses.exists():
@@ -149,17 +163,33 @@ def play(place: Path) -> Outcome:
     return Outcome(f"{size} bytes of data" if size > CAPACITY_BYTES else "", open_s, note)
 
 
+def rewritten(backend: Any) -> str:
+    """Delete and store everything twice, and read it back. Returns the promise that broke, or nothing."""
+    batches = [range(start, start + BATCH) for start in range(0, FRAMES, BATCH)]
+    for _ in range(2):
+        healed(lambda: backend.delete(KEYS[::2]))
+        for numbers in batches:
+            results = healed(lambda numbers=numbers: store(backend, numbers))
+            if any(results):
+                return f"not storable: {next(filter(None, results))}"
+    for numbers in batches:
+        for number, size, buffer in read(backend, numbers):
+            if not isinstance(size, int) or buffer[:size] != frame(number):
+                return f"frame {number} was stored, and read as {size!r}"
+    return ""
+
+
 def healed(call: Callable[[], list[object]]) -> list[object]:
     """Results of a call, repeated while the environment is being replaced."""
-    for _ in range(HEAL_TRIES):
+    give_up_s = time.monotonic() + HEAL_S
+    while True:
         try:
             results = call()
         except TierKVError as error:
             results = [error]
-        if not any(results):
-            break
-        time.sleep(0.02)
-    return results
+        if not any(results) or time.monotonic() > give_up_s:
+            return results
+        time.sleep(PAUSE_S)
 
 
 def mutate(place: Path, rng: random.Random) -> str:

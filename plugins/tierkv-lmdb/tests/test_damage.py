@@ -41,7 +41,7 @@ def test_mutations_by_field(fast_place: Path) -> None:
     Each mutation runs in a process of its own; ``--only SEED`` of ``lmdb_damage.py`` repeats one.
     """
     code = "import lmdb_damage as m; m.main(m.DAMAGE)"
-    output = run_child(code, fast_place, "--count", COUNT, "--seed", SEED, timeout_s=60 + COUNT)
+    output = run_child(code, "--place", fast_place, "--count", COUNT, "--seed", SEED, timeout_s=60 + COUNT)
     summary = json.loads(output)
     assert summary["broken"] == []
     assert set(summary["kinds"]) == {*lmdb_damage.KINDS, "lock"}

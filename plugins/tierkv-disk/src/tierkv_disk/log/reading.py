@@ -30,6 +30,7 @@ from tierkv_disk.segments.direct_io import round_up
 _READ_BYTES = 1 << 22
 _RECORD = struct.Struct("<QBBHQI96sQ")
 _BODY = struct.Struct("<8x120s")
+_ZEROS = bytes(1 << 16)
 _KEY_LENGTH_AT, _KEY_AT = 9, 24
 """Places of the length of the key, and of the key, in a record."""
 
@@ -45,6 +46,15 @@ class Puts(NamedTuple):
     def rows(self) -> Iterator[Row]:
         """Iterate over the records, one by one."""
         return zip(repeat(PUT_KIND), self.keys, repeat(0), self.addresses, self.frame_bytes, self.ranks)
+
+
+def used_bytes(data: bytes | bytearray) -> int:
+    """Length of data without the zeros at its end. Blocks of zeros are compared at once: megabytes take no time."""
+    end = len(data)
+    while data.endswith(_ZEROS, 0, end):
+        end -= len(_ZEROS)
+    start = max(0, end - len(_ZEROS))
+    return start + len(data[start:end].rstrip(b"\0")) if end else 0
 
 
 def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: int = 0) -> Iterator[Row]:
@@ -85,7 +95,7 @@ def read_batches(
             continue
         end = len(data) - len(data) % RECORD_BYTES
         # A log ends with thousands of records of zeros, which need no look at each.
-        whole = min(end, round_up(len(data.rstrip(b"\0")), RECORD_BYTES))
+        whole = min(end, round_up(used_bytes(data), RECORD_BYTES))
         view = memoryview(data)[:whole]
         sums = [digest(body, seed) for (body,) in _BODY.iter_unpack(view)]
         if whole and not bad and slot_pages == 1 and (puts := _puts_in(data[:whole], sums)) is not None:
