@@ -279,4 +279,5 @@ def test_a_replacement_that_may_not_last_stops_the_log(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("used", [0, 1, 65535, 65536, 65537, 200_000])
 def test_zeros_at_the_end_are_told_from_data(used: int, zeros: int) -> None:
     """A record that is taken for a part of the zeros would be lost."""
-    assert used_bytes(bytes(used - 1) + b"\1" * min(used, 1) + bytes(zeros)) == used
+    data = bytes(used - 1) + b"\1" if used else b""
+    assert used_bytes(data + bytes(zeros)) == used
