@@ -7,11 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simulation.drawing.scenarios import SCENARIOS
-from simulation.report import story, summary, total
+from simulation.report import Progress, story, summary, total
 from simulation.runner import STEPS, Outcome, simulate
 
 SEEDS = 200
@@ -60,12 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     count = options.seeds or (1 if options.seed is not None else SEEDS)
     errors = Console(stderr=True)
     outcomes: list[Outcome] = []
-    with _progress(errors, quiet=options.json or count == 1) as progress:
-        bar = progress.add_task("simulating", total=count)
+    lines = None if errors.is_terminal else Progress(count, _write_line)
+    with _bar(errors, quiet=lines is not None or options.json or count == 1) as bar:
+        task = bar.add_task("simulating", total=count)
         for seed in range(first, first + count):
             outcome = simulate(seed, steps=options.steps, scenario=options.scenario)
             outcomes.append(outcome)
-            progress.advance(bar)
+            bar.advance(task)
+            if lines is not None:
+                lines.add(outcome)
             if outcome.finding is not None:
                 errors.print(story(outcome), markup=False, highlight=False, soft_wrap=True)
                 if options.fail_fast:
@@ -80,9 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _progress(console: Console, *, quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=quiet)
+def _write_line(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
+def _bar(console: Console, *, quiet: bool) -> bars.Progress:
+    numbers = (bars.MofNCompleteColumn(), bars.TimeRemainingColumn())
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), *numbers)
+    return bars.Progress(*columns, console=console, disable=quiet)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from simulation.runner import Outcome
 
 TRACE_LINES = 60
+PROGRESS_S = 60.0
+"""Seconds between two lines of progress."""
+
+
+class Progress:
+    """Lines of progress for a log, which shows no bar: one a minute, with totals and pace.
+
+    Args:
+        count: number of seeds.
+        write: receives each line.
+        clock: seconds; real ones, unless a test passes others.
+    """
+
+    def __init__(self, count: int, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._count = count
+        self._write = write
+        self._clock = clock
+        self._started_s = self._told_s = clock()
+        self._played = self._steps = self._failed = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one seed, and write a line if the last one is a minute old."""
+        self._played += 1
+        self._steps += outcome.steps
+        self._failed += outcome.finding is not None
+        now_s = self._clock()
+        if now_s - self._told_s < PROGRESS_S:
+            return
+        self._told_s = now_s
+        pace = self._steps / (now_s - self._started_s)
+        counts = f"{self._played:,} of {self._count:,} seeds, {self._failed} failed"
+        self._write(f"{counts}, {self._steps:,} steps, {pace:,.0f} a second\n")
 
 
 def story(outcome: Outcome, lines: int = TRACE_LINES) -> str:

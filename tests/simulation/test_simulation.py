@@ -12,7 +12,7 @@ import pytest
 
 from simulation import SCENARIOS, Violation, simulate
 from simulation.__main__ import main
-from simulation.report import story, summary, total
+from simulation.report import PROGRESS_S, Progress, story, summary, total
 
 REACHED = (
     "attachments_refused", "cascades", "cascades_dropped", "chunks_corrupt", "chunks_loaded", "chunks_stored",
@@ -87,6 +87,21 @@ def test_bad_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixtu
         main(wrong)
     assert refusal.value.code == 2
     assert wrong[0] in capsys.readouterr().err
+
+
+def test_a_log_gets_a_line_a_minute() -> None:
+    """A run of a night must show in its log how far it is: a bar is for terminals only."""
+    lines: list[str] = []
+    now_s = [0.0]
+    progress = Progress(4000, lines.append, lambda: now_s[0])
+    outcome = simulate(3, steps=10, scenario="calm")
+    for passed_s in (1.0, PROGRESS_S - 1.0, 1.0, PROGRESS_S):
+        now_s[0] += passed_s
+        progress.add(outcome)
+    assert lines == [
+        f"2 of 4,000 seeds, 0 failed, {2 * outcome.steps} steps, {2 * outcome.steps / PROGRESS_S:,.0f} a second\n",
+        f"4 of 4,000 seeds, 0 failed, {4 * outcome.steps} steps, {4 * outcome.steps / 121:,.0f} a second\n",
+    ]
 
 
 def test_outcomes_of_good_runs_have_no_story() -> None:

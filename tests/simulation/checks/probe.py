@@ -212,9 +212,10 @@ class Probe:
         """Whether a tier with an index would be read for ``key``."""
         return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
 
-    def may_be_known(self, tier: str, key: Key) -> bool:
-        """Whether a tier has ``key``, or would be asked for it, as far as the stack knows."""
-        return self.tiers()[tier].presence(key, self.manager.step.now) is not LookupResult.MISS
+    def may_be_known(self, tier: str, keys: Iterable[Key]) -> set[Key]:
+        """Those of ``keys`` that a tier has, or would be asked for, as far as the stack knows."""
+        presence, now_s = self.tiers()[tier].presence, self.manager.step.now
+        return {key for key in keys if presence(key, now_s) is not LookupResult.MISS}
 
     def leaving(self, tier: str) -> set[Key]:
         """Chunks being deleted from a tier."""

@@ -84,7 +84,7 @@ class ServiceChecks:
         else:
             self._open[request_id] = Question(chunks_max)
             if PROGRESS_CLOCK and self._setup.scenario.steady:
-                self._open[request_id].there = self._there(request_id)
+                self._open[request_id].there = self._there(self._keys(request_id))
 
     def forget(self, request_id: str) -> None:
         """A request waits for something else than a tier, or for nothing any more."""
@@ -116,7 +116,7 @@ class ServiceChecks:
         before, self._expired = self._expired, self._probe.manager.counters.deadlines_expired
         if coming and self._probe.waited_for_a_load_s(request_id) >= self._setup.deadline_s:
             self._ended_by_loads += self._expired - before
-        there = question.there & self._there(request_id) if question.there else set[Key]()
+        there = self._there(question.there)
         groups, tokens_max = self._probe.search(request_id)
         if any(group.window_chunks is not None for group in groups):  # such a hit may be too long to be streamed
             tokens_max = tokens_covered(groups, local, tokens_max, question.chunks_max)
@@ -124,14 +124,17 @@ class ServiceChecks:
         what = f"{request_id} gets {answer} tokens beyond {local}, {hit.tokens} are there since its first question"
         demand(answer >= hit.tokens, IN_FULL, what)
 
-    def _there(self, request_id: str) -> set[Key]:
-        """Chunks of a request that are in a tier, as far as the stack can know."""
+    def _keys(self, request_id: str) -> set[Key]:
+        """Chunks of a request."""
         groups, _ = self._probe.search(request_id)
-        keys = [key for group in groups for key in group.keys]
+        return {key for group in groups for key in group.keys}
+
+    def _there(self, keys: set[Key]) -> set[Key]:
+        """Those of ``keys`` that are in a tier, as far as the stack can know."""
         there = self._probe.readable(keys)
         for name in self._probe.tiers():
-            stored = self._storages[name].frames.keys() - self._probe.leaving(name)
-            there.update(key for key in keys if key in stored and self._probe.may_be_known(name, key))
+            stored = (keys & self._storages[name].frames.keys()) - there - self._probe.leaving(name)
+            there |= self._probe.may_be_known(name, stored)
         return there
 
     # -- after every step ------------------------------------------------------------------------------------------
@@ -148,10 +151,10 @@ class ServiceChecks:
             del self._open[request_id]
             self._moved = True
         waited_s = min(GAP_MAX_S, now_s - self._last_step_s) if outstanding else 0.0
-        for request_id, question in self._open.items():
+        for question in self._open.values():
             question.still_s = 0.0 if self._moved else question.still_s + waited_s
             if question.there:
-                question.there &= self._there(request_id)
+                question.there = self._there(question.there)
         self._still_steps = 0 if self._moved or not self._open else self._still_steps + 1
         self._moved, self._last_step_s = False, now_s
         if PROGRESS_CLOCK:

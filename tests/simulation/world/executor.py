@@ -126,7 +126,7 @@ class Executor:
                 # Never at the same moment: time must move for the next thing to happen.
                 thread.due_s = now_s + max(1e-6, self._duration(thread.name))
         for loop in self.loops:
-            if not loop.done:
+            if not loop.done and _has_callbacks(loop.loop):
                 loop.step()
         self.threads = [thread for thread in self.threads if thread.is_alive() or thread.due_s is not None]
 
@@ -155,3 +155,10 @@ class Executor:
             loop.stop()
             loop.step()
         self.loops.clear()
+
+
+def _has_callbacks(loop: Any) -> bool:
+    """Whether a turn of an event loop would call anything. Most turns would not, and each costs system calls."""
+    if loop._ready:
+        return True
+    return any(timer._when <= loop.time() + loop._clock_resolution for timer in loop._scheduled[:1])
