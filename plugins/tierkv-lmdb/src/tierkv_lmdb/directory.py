@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.abc.places import make_private_directory, read_short_file, set_aside
-from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
+from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 
 FORMAT = {"format": "tierkv-lmdb", "version": 1}
@@ -52,12 +53,15 @@ class OwnerLock:
 
     @classmethod
     def take(cls, path: Path, sleep: Callable[[float], None] = time.sleep) -> OwnerLock:
-        """Lock the file at ``path``; created if absent.
+        """Lock the file at ``path``; created if absent. A link is not followed: the file is truncated.
 
         Raises:
             BackendUnavailableError: another process, or another backend of this process, holds the lock.
+            BackendError: something else than a file of ours is there.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if is_foreign(path):
+            raise BackendError(f"{path} is not a regular file with one name: remove it")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
             for pause_s in (*LOCK_TRIES_S, None):
                 try:
@@ -99,7 +103,7 @@ def _in_use(path: Path) -> str:
 def lock_holder(path: Path) -> str | None:
     """Pid (as text, for messages) of the process that holds the lock file at ``path``, or None. Changes nothing."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -227,6 +231,31 @@ def drop_unsynced_data(directory: Path) -> None:
 def is_of_this_boot(directory: Path) -> bool:
     """Whether the marker of unsynced data was written since the machine started. A damaged one was not."""
     return _text_of(directory / UNSYNCED) == boot_id()
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether something else than a regular file with one name is there. LMDB would write where a link leads."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(status.st_mode) or status.st_nlink > 1
+
+
+def foreign_data(directory: Path) -> list[Path]:
+    """Links, directories, pipes and the like that have the name of a data file."""
+    return [path for path in (directory / name for name in DATA_FILES) if is_foreign(path)]
+
+
+def set_foreign_data_aside(directory: Path) -> None:
+    """Rename what has the name of a data file and is none; the namespace starts empty then.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    for path in foreign_data(directory):
+        aside = set_aside(path)
+        _log.warning("%s is not a regular file with one name: it is kept as %s", path, aside.name)
 
 
 def drop_data(directory: Path) -> None:

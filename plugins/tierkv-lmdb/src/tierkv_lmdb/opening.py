@@ -38,6 +38,8 @@ def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:
     directory = options.root / context.namespace.fingerprint().hex()
     try:
         claim_root(options.root)
+        if directory.is_symlink():
+            raise BackendError(f"{directory} is a link, and this tier writes in its own `path` only: move it there")
         make_private_directory(directory)
         lock = OwnerLock.take(directory / LOCK)
         try:

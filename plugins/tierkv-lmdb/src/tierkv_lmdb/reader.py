@@ -19,7 +19,7 @@ from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb import frame_reads
-from tierkv_lmdb.directory import MANIFEST, UNSYNCED, has_manifest, is_of_this_boot
+from tierkv_lmdb.directory import MANIFEST, UNSYNCED, foreign_data, has_manifest, is_of_this_boot
 from tierkv_lmdb.environments.environment import DATABASES, Environment
 from tierkv_lmdb.environments.file_watch import DATA_FILE
 from tierkv_lmdb.failures import Failures
@@ -117,6 +117,8 @@ class LmdbReader:
         try:
             if not (self._directory / MANIFEST).exists() or self._is_untrusted():
                 return None
+            if foreign := foreign_data(self._directory):
+                raise self._failures.backend_error(f"{foreign[0]} is not a regular file with one name")
             has_manifest(self._directory, self._namespace)
             env = lmdb.open(
                 str(self._directory),

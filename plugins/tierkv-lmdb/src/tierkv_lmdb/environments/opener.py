@@ -18,6 +18,7 @@ from tierkv_lmdb.directory import (
     OwnerLock,
     boot_id,
     record_loss,
+    set_foreign_data_aside,
     sync_directory,
     write_durably,
 )
@@ -59,6 +60,7 @@ class EnvironmentOpener:
             raise BackendUnavailableError(
                 f"{self.directory} was removed or replaced under this process: close the stack and open it again"
             )
+        set_foreign_data_aside(self.directory)
         if trouble is not None and trouble.is_damage:
             record_loss(self.directory, trouble.reason)
         try:
