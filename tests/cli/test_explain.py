@@ -15,7 +15,7 @@ from click.testing import Result
 
 from tierkv.recording.entries import matches, short_key
 from tierkv.recording.reading import similar_names
-from tierkv.types.keys import make_key
+from tierkv.types.keys import make_key, make_scope
 
 Run = Callable[..., Result]
 A, B, OTHER = "aa11" * 8 + ".0", "aa22" * 8 + ".0", "bb33" * 8 + ".1"
@@ -149,6 +149,64 @@ def test_a_day_without_failures(tierkv: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps(entries()[0]) + "\n", encoding="utf-8")
     assert "The record has no failures" in tierkv("explain", "--record", path, "--last-failures").stdout
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"timestamp": 1, "hash_ids": [1]}\n', "\x00\x01\n"])
+@pytest.mark.parametrize("words", [["--last-failures"], ["--last-failures", "--follow"], ["--slowest", "3"]])
+def test_a_file_that_is_no_record_is_no_good_news(
+    tierkv: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: list[str]
+) -> None:
+    """A wrong path in a night of failures: "no failures" would send the operator to bed."""
+    monkeypatch.setattr("tierkv.recording.reading.POLL_S", -1)  # a reader that waits fails at once
+    path = tmp_path / "run.jsonl"
+    path.write_text(content, encoding="utf-8")
+    if content or "--follow" not in words:  # an empty one may be about to begin
+        said = tierkv("explain", path, *words)
+        assert (said.exit_code, "this is no record of a stack" in said.stderr) == (2, True)
+        assert "record.path" in said.stderr
+
+
+@pytest.mark.parametrize("words", [["--last-failures"], ["--last-failures", "--follow"], ["--slowest", "3"]])
+def test_a_record_of_another_version_is_refused_by_name(
+    tierkv: Run, record: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Its failures may be written in another way: entries that are not understood are no absence of failures."""
+    monkeypatch.setattr("tierkv.recording.reading.POLL_S", -1)  # a reader that waits fails at once
+    record.write_text(json.dumps({**entries()[0], "version": 99, "tiers": "changed"}) + "\n", encoding="utf-8")
+    said = tierkv("explain", record, *words)
+    assert said.exit_code == 2
+    assert f"{record}: this is a record of version 99, and tierkv" in said.stderr
+    assert "reads 1 and 2" in said.stderr
+
+
+def test_an_older_record_is_read_and_says_what_it_lacks(tierkv: Run, record: Path) -> None:
+    """An upgrade goes on in the same file."""
+    first = {**entries()[0], "version": 1}
+    record.write_text("".join(json.dumps(entry) + "\n" for entry in [first, *entries()[1:]]), encoding="utf-8")
+    assert "does not tell tenants apart" in tierkv("explain", record, "--key", A).stdout
+
+
+def test_a_key_of_two_tenants_asks_for_one_of_them(tierkv: Run, tmp_path: Path) -> None:
+    """One prompt of two customers has equal hashes: the loss of one is no loss of the other."""
+    keys = [make_key(bytes(range(32)), 0, make_scope(salt, None)) for salt in ("acme", "umbra", None)]
+    acme, umbra, plain = map(short_key, keys)
+    rows = [
+        {**entries()[0], "version": 2},
+        {"is": "chunks", "step": 1, "t": 0.1, "tier": "disk", "event": "stored", "keys": [acme, umbra, plain]},
+        {"is": "chunks", "step": 2, "t": 0.2, "tier": "disk", "event": "removed", "keys": [umbra]},
+    ]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    said = tierkv("explain", path, "--key", "000102")
+    assert said.exit_code == 1
+    assert "3 chunks begin with 000102" in said.stderr
+    assert "Give the tenant too" in said.stderr
+    assert acme.replace(".0", "") in said.stderr
+    for wanted in (acme, acme[: acme.index("@") + 5], keys[0].hex(), plain + "@", keys[2].hex()):
+        told = tierkv("explain", path, "--key", wanted)
+        assert (told.exit_code, "lost it" in told.stdout) == (0, False), wanted
+    for wanted in (umbra, keys[1].hex()):
+        assert "disk lost it" in tierkv("explain", path, "--key", wanted).stdout
 
 
 def test_many_lines_are_cut_and_said(tierkv: Run, record: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from parser_inputs import any_bytes, changed_documents, parser_test, written
 
+from tierkv.errors import ConfigError
 from tierkv.recording.as_trace import trace_of
 from tierkv.recording.entries import matches
 from tierkv.recording.reading import (
@@ -69,7 +70,10 @@ def test_any_record_is_explained(tmp_path_factory: pytest.TempPathFactory, data:
     """The record is read after a crash, to find its cause: no damaged line may hide the others."""
     path = tmp_path_factory.getbasetemp() / "run.jsonl"
     path.write_bytes(data)
-    entries = list(read_entries(path))
+    try:
+        entries = list(read_entries(path))
+    except ConfigError:  # no line of it is an entry, or its version is unknown
+        return
     assert list(takewhile(lambda one: one is not None, entries_so_far(path))) == entries
     for wanted in (KeyFilter("aa" * 8), RequestFilter("a"), FailureFilter()):
         for one in filter_entries(entries, wanted):

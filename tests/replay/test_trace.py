@@ -138,9 +138,13 @@ def test_the_mark_of_an_editor_is_no_part_of_the_first_line(tmp_path: Path) -> N
     assert [request.at_s for request in read_trace(path)] == [0.001, 0.002]
 
 
-def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
-    """The hour before the first request."""
+def test_a_trace_without_a_request_is_refused(tmp_path: Path) -> None:
+    """A converter that wrote nothing would give a plan of zeros; so would a bound below the first request."""
     path = tmp_path / "trace.jsonl"
     path.write_text("\n\n", encoding="utf-8")
-    assert not len(load_trace(path))
-    assert not list(load_trace(path).requests())
+    for read in (load_trace, lambda one: list(read_trace(one))):
+        with pytest.raises(ConfigError, match="no request is in it; a line of a trace"):
+            read(path)
+    path.write_text('{"timestamp": 1, "hash_ids": [1, 2, 3]}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="more than 2 chunks; raise --chunks-max"):
+        load_trace(path, 2)

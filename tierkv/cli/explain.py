@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from tierkv.cli.output import print_json, print_table
-from tierkv.recording.entries import Entry, matches
+from tierkv.recording.entries import Entry, matches, without_group
 from tierkv.recording.reading import (
     EntryFilter,
     FailureFilter,
@@ -162,10 +162,10 @@ def _print_slowest(path: Path, found: list[RequestWaits], *, as_json: bool) -> N
 def _selection(key: str | None, request_id: str | None) -> tuple[EntryFilter, Callable[[str], bool]]:
     if key is not None:
         wanted = key.strip().lower()
-        if not re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS_MIN},}}(\.\d+)?", wanted):
+        if not re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS_MIN},}}(\.\d+)?(@[0-9a-f]*(\+[0-9a-f]*)?)?", wanted):
             raise click.BadParameter(
-                f"{key!r}: give at least {KEY_DIGITS_MIN} hexadecimal digits, optionally a dot and the group, such as "
-                "5bb0ec31 or 5bb0ec31.0",
+                f"{key!r}: give at least {KEY_DIGITS_MIN} hexadecimal digits, optionally a dot and the group, and @ "
+                "and digits of the tenant, such as 5bb0ec31, 5bb0ec31.0 or 5bb0ec31@7c1f",
                 param_hint="--key",
             )
         return KeyFilter(wanted), lambda short: matches(short, wanted)
@@ -177,10 +177,13 @@ def _selection(key: str | None, request_id: str | None) -> tuple[EntryFilter, Ca
 def _unknown(selection: EntryFilter) -> str:
     """Message where the record has no such chunk or request, or several of them; otherwise an empty string."""
     if isinstance(selection, KeyFilter):
-        hashes = sorted({short.partition(".")[0] for short in selection.found})
-        if len(hashes) > 1:
-            return f"{len(hashes)} chunks begin with {selection.key}: {_some(hashes)}. Give more digits."
-        if not hashes:
+        chunks = sorted(set(map(without_group, selection.found)))
+        if len(chunks) > 1:
+            more = "Give more digits."
+            if len({chunk.partition("@")[0] for chunk in chunks}) == 1:
+                more = "Give the tenant too, as shown; @ alone means no tenant."
+            return f"{len(chunks)} chunks begin with {selection.key}: {_some(chunks)}. {more}"
+        if not chunks:
             return _nothing_of("chunk", selection.key, selection.known)
     if isinstance(selection, RequestFilter) and not selection.is_known:
         return _nothing_of("request", selection.request_id, selection.known)

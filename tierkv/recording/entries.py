@@ -1,11 +1,11 @@
 """Entries of a record. Each line is a JSON object with ``is``, ``step`` and ``t``.
 
 ``t`` is in seconds since the stack was opened. Keys are shortened: at most 16 bytes of the chunk's hash, a dot, the
-group. ``is`` is one of
+group; for a tenant ``@`` and its digest, and for an adapter ``+`` and its digest: ``5bb0ec31.0@7c1f``. ``is`` is one of
 
 ::
 
-    record     a stack was opened: its tiers, the wall clock
+    record     a stack was opened: version of these entries, its tiers, the wall clock
     request    a request changed its state: r, event, before, after
     prompt     the prompt of a request, with its first answer: r, keys of its chunks from number at on; in the first
                of its entries also asked (t of its first lookup), tokens, tenant and adapter (digests), hints
@@ -28,9 +28,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tierkv.types.keys import Key, split_key
+from tierkv.types.keys import Key, scope_of_key, split_key
 
 Entry = dict[str, Any]
+
+VERSION = 2
+"""Version of the entries that a stack writes, in the entry ``record``."""
+READ_VERSIONS = (1, VERSION)
+"""Versions that are read. Keys of version 1 have neither tenant nor adapter."""
 
 KEYS_PER_LINE = 32
 """Keys in one line at most; more keys take several lines."""
@@ -57,7 +62,15 @@ def short_key(key: bytes) -> str:
         chunk_hash, group = split_key(key)
     except ValueError:
         return key.hex()
-    return f"{chunk_hash[:_HASH_BYTES_MAX].hex()}.{group}"
+    tenant, adapter = scope_of_key(key)
+    scope = f"@{tenant.hex()}" if tenant or adapter else ""
+    return f"{chunk_hash[:_HASH_BYTES_MAX].hex()}.{group}{scope}" + (f"+{adapter.hex()}" if adapter else "")
+
+
+def without_group(short: str) -> str:
+    """Return what the short keys of a chunk in all groups have in common: its hash, tenant and adapter."""
+    digits, _, scope = _parts(short)
+    return f"{digits}@{scope}" if scope else digits
 
 
 def runs(keys: Sequence[Key]) -> list[Sequence[Key]]:
@@ -66,11 +79,30 @@ def runs(keys: Sequence[Key]) -> list[Sequence[Key]]:
 
 
 def matches(short: str, wanted: str) -> bool:
-    """Whether a short key matches ``wanted``: a short key, the whole key in hex, or the beginning of its hash."""
-    digits, dot, group = wanted.partition(".")
-    known, _, known_group = short.partition(".")
-    if dot and group != known_group:
+    """Whether a short key matches ``wanted``: a short key, the whole key in hex, or the beginning of its hash.
+
+    Behind the hash, ``@`` and the beginning of the tenant's digest choose a tenant; ``@`` alone those without one.
+    """
+    known, known_group, known_scope = _parts(short)
+    digits, group, scope = _parts(wanted)
+    if group and group != known_group:
         return False
-    if len(digits) >= len(known):  # the whole hash, or the whole key with its group
-        return digits.startswith(known)
+    if scope is not None and (not (known_scope or "").startswith(scope) or (known_scope and not scope)):
+        return False
+    if len(digits) > len(known):  # the whole hash, or the whole key with its tenant and group
+        return _is_key(short, digits) or (digits.startswith(known) and (scope is not None or not known_scope))
     return known.startswith(digits)
+
+
+def _parts(short: str) -> tuple[str, str, str | None]:
+    """Hash, group and scope of a short key, which may lack the last two; None: no scope is named."""
+    front, at, scope = short.partition("@")
+    digits, _, group = front.partition(".")
+    return digits, group, scope if at else None
+
+
+def _is_key(short: str, digits: str) -> bool:
+    try:
+        return short == short_key(bytes.fromhex(digits))
+    except ValueError:
+        return False

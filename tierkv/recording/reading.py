@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from tierkv._version import __version__
 from tierkv.errors import ConfigError
-from tierkv.recording.entries import Entry, matches
+from tierkv.recording.entries import READ_VERSIONS, Entry, matches
 from tierkv.recording.shapes import is_whole
 
 POLL_S = 0.2
@@ -46,23 +47,28 @@ def read_entries(path: Path) -> Iterator[Entry]:
     """Yield all entries so far, oldest first. Incomplete and damaged lines are skipped.
 
     Raises:
-        ConfigError: there is no such record, or it cannot be read.
+        ConfigError: there is no such record, it cannot be read, it is no record, or one of another version.
     """
+    is_record = False
     for file in files_of(path):
         try:
             with file.open("rb") as lines:
-                yield from _entries(lines)
+                for entry in _entries(lines):
+                    is_record = True
+                    yield entry
         except FileNotFoundError:
             continue  # rotated away meanwhile
         except OSError as error:
             raise ConfigError(f"{file}: the record cannot be read: {error.strerror or error}") from error
+    if not is_record:
+        raise _no_record(path)
 
 
 def follow_entries(path: Path, sleep: Callable[[float], None]) -> Iterator[Entry]:
     """Yield all entries so far, then new ones, without end. Follows the record from file to file.
 
     Raises:
-        ConfigError: there is no such record.
+        ConfigError: as :func:`read_entries`.
     """
     for entry in entries_so_far(path):
         if entry is None:
@@ -75,10 +81,11 @@ def entries_so_far(path: Path) -> Iterator[Entry | None]:
     """Yield all entries so far, then None, then the ones since then, and so on. Follows it from file to file.
 
     Raises:
-        ConfigError: there is no such record.
+        ConfigError: as :func:`read_entries`.
     """
     files_of(path)
     known: os.stat_result | None = None
+    is_record = False
     while True:
         behind = _files_behind(path, known)
         try:
@@ -88,10 +95,15 @@ def entries_so_far(path: Path) -> Iterator[Entry | None]:
             continue
         with lines:
             known = os.fstat(lines.fileno())
-            yield from _entries(lines)
-            while not _files_behind(path, known):
+            while True:
+                for entry in _entries(lines):
+                    is_record = True
+                    yield entry
+                if _files_behind(path, known):
+                    break
+                if not is_record and lines.tell():  # at 0, the first line is still being written
+                    raise _no_record(path)
                 yield None
-                yield from _entries(lines)
             yield from _entries(lines)  # entries between the last look and the change of files
 
 
@@ -122,8 +134,32 @@ def _entries(lines: BinaryIO) -> Iterator[Entry]:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue  # cut short by a kill, or damaged
+        _check_version(entry, lines.name)
         if is_whole(entry):
             yield entry
+
+
+def _no_record(path: Path) -> ConfigError:
+    is_empty = not any(file.stat().st_size for file in files_of(path))
+    why = "the file is empty" if is_empty else "none of its lines is an entry of one"
+    return ConfigError(
+        f"{path}: this is no record of a stack: {why}; give the file that the stack's configuration names under "
+        "record.path"
+    )
+
+
+def _check_version(entry: object, name: str) -> None:
+    """Refuse the first line of a file that another version wrote: entries that are not understood would be missed.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not isinstance(entry, dict) or entry.get("is") != "record" or entry.get("version", 1) in READ_VERSIONS:
+        return
+    raise ConfigError(
+        f"{name}: this is a record of version {str(entry['version'])[:20]}, and tierkv {__version__} reads "
+        f"{' and '.join(map(str, READ_VERSIONS))}; read it with the tierkv that wrote it"
+    )
 
 
 NAMES_COMPARED_MAX = 20_000

@@ -19,7 +19,8 @@ def entry_line(entry: Entry, is_wanted: Wanted = lambda _: False) -> str:
 
 def _record(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one signature for all kinds
     tiers = ", ".join(entry["tiers"])
-    return f"a stack was opened at {entry['opened']} for {entry['model']!r}: {tiers} (process {entry['pid']})"
+    older = "" if entry.get("version", 1) > 1 else "; an older record, which does not tell tenants apart"
+    return f"a stack was opened at {entry['opened']} for {entry['model']!r}: {tiers} (process {entry['pid']}){older}"
 
 
 def _request(entry: Entry, is_wanted: Wanted) -> str:  # noqa: ARG001 - one signature for all kinds

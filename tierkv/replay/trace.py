@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tierkv.errors import ConfigError
 from tierkv.replay.trace_lines import ChunkId, read_lines
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_key, make_keys, make_scope
@@ -137,7 +138,7 @@ def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int
         progress: called now and then with the number of requests so far.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
+        ConfigError: as :func:`read_trace`; or the first request alone has more chunks than ``chunks_max``.
     """
     trace = Trace()
     numbers: dict[tuple[int, ChunkId], int] = {}
@@ -145,6 +146,7 @@ def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int
     hints: dict[RequestHints, int] = {}
     for line in read_lines(path):
         if len(trace.chunks) + len(line.chunk_ids) > chunks_max:
+            require_requests(path, len(trace), chunks_max)
             trace.is_cut = True
             break
         tenant = tenants.setdefault(line.tenant, len(tenants))
@@ -160,6 +162,16 @@ def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int
     trace.tenant_names, trace.hints_known, trace.num_chunks = list(tenants), list(hints), len(numbers)
     progress(len(trace))
     return trace
+
+
+def require_requests(path: Path, requests: int, chunks_max: int) -> None:
+    """Refuse a trace whose first request is beyond the bound on chunks.
+
+    Raises:
+        ConfigError: no request was read.
+    """
+    if not requests:
+        raise ConfigError(f"trace {path}: its first request has more than {chunks_max:,} chunks; raise --chunks-max")
 
 
 def _known(tokens: int) -> int | None:

@@ -67,7 +67,7 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
     """Yield the lines of a trace, in order. Empty lines are skipped.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
+        ConfigError: the file cannot be read, it has no request, or a line is none. The message names line and fault.
     """
     before_s = -math.inf
     place = f"trace {path}"
@@ -84,6 +84,8 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{place}: the file cannot be read further: {reason}") from error
+    if before_s == -math.inf:
+        raise ConfigError(f"trace {path}: no request is in it; {_FIX}; `tierkv trace` makes a trace of a record")
 
 
 def _opened(path: Path) -> IO[str]:

@@ -21,7 +21,7 @@ from tierkv.logs.definitions import EVENTS_UNDESCRIBED, HINT_IGNORED, LogEvent
 from tierkv.logs.stack_log import StackLog
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
-from tierkv.recording.entries import now_as_text
+from tierkv.recording.entries import VERSION, now_as_text
 from tierkv.recording.recorder import Recorder
 from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.events.block_events import BlockEvents
@@ -309,7 +309,7 @@ def _recorder(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence
     if record.path is None:
         return None
     head = {
-        "is": "record", "step": 0, "t": 0, "version": 1, "model": plan.namespace.model, "pid": os.getpid(),
+        "is": "record", "step": 0, "t": 0, "version": VERSION, "model": plan.namespace.model, "pid": os.getpid(),
         "opened": now_as_text(), "tiers": ["host", *tier_names],
         "chunk_tokens": plan.geometry.groups[plan.geometry.lookup_order[0]].chunk_tokens,
         "chunk_bytes": sum(group.payload_bytes for group in plan.geometry.groups),

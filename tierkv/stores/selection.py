@@ -22,7 +22,7 @@ FINGERPRINT_DIGITS_MIN = 4
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS_MIN},32}}")
 _AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_KEY = re.compile(r"[0-9a-f]+(\.[0-9]+)?")
+_KEY = re.compile(r"[0-9a-f]+(\.[0-9]+(@[0-9a-f]*(\+[0-9a-f]+)?)?)?")
 TENANT_DIGEST = "id:"
 """Begin of a tenant that is given by its digest, as ``tierkv du --by tenant`` shows it."""
 

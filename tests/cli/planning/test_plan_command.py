@@ -187,10 +187,20 @@ def test_a_trace_without_lengths_needs_the_length_of_a_chunk(tierkv: Run, stacks
     said = tierkv("plan", bare, *stacks, *SIZES)
     assert (said.exit_code, "add --chunk-tokens, such as 512" in said.stderr) == (2, True)
     assert tierkv("plan", bare, *stacks, *SIZES, "--chunk-tokens", 16).exit_code == 0
-    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
-    said = tierkv("plan", tmp_path / "empty.jsonl", *stacks, *SIZES, "--html", tmp_path / "empty.html")
-    assert said.exit_code == 0, said.output
-    assert "there is nothing to compare" in said.stdout
+
+
+def test_a_trace_without_requests_gives_no_plan(tierkv: Run, stacks: list[str], tmp_path: Path) -> None:
+    """A plan of zeros would read like an answer; so would a comparison of policies."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("", encoding="utf-8")
+    for words in (["plan", empty, *stacks, *SIZES, "--html", tmp_path / "empty.html"], ["replay", empty]):
+        said = tierkv(*words)
+        assert (said.exit_code, "no request is in it" in said.stderr) == (2, True)
+    assert not (tmp_path / "empty.html").exists()
+    empty.write_text('{"timestamp": 0, "hash_ids": [1, 2, 3]}\n', encoding="utf-8")
+    for words in (["plan", empty, *stacks, *SIZES], ["replay", empty]):
+        said = tierkv(*words, "--chunks-max", 2)
+        assert (said.exit_code, "raise --chunks-max" in said.stderr) == (2, True)
 
 
 def test_stacks_of_one_file_name_are_told_apart(tierkv: Run, trace: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tierkv.planning.plan import make_plan
 from tierkv.planning.prompts import infer_chunk_tokens
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
-from tierkv.replay.trace import Trace, load_trace
+from tierkv.replay.trace import load_trace
 
 
 @click.command("plan")
@@ -121,9 +121,8 @@ def plan_command(  # noqa: PLR0913 - one argument per option
         progress.update(reading, total=len(requests))
         if requests.is_cut:
             click.echo(cut_notice(len(requests)), err=True)
-        assumed = Assumptions(
-            prefill, chunk_tokens or _chunk_tokens(requests), chunk_bytes, engines, dict(speeds), dict(prices), more
-        )
+        tokens = chunk_tokens or infer_chunk_tokens(requests)
+        assumed = Assumptions(prefill, tokens, chunk_bytes, engines, dict(speeds), dict(prices), more)
         tasks: dict[str, TaskID] = {}
         plan = make_plan(requests, resolved, registry, assumed, partial(_show, progress, tasks, len(requests)))
     if html is not None:
@@ -150,7 +149,3 @@ def _names(stacks: Sequence[Path]) -> dict[str, Path]:
 
 def _resolved(path: Path, registry: PluginRegistry) -> ResolvedStack:
     return resolve(load_config(path), registry, str(path))
-
-
-def _chunk_tokens(trace: Trace) -> int:
-    return infer_chunk_tokens(trace) if len(trace) else 1

@@ -147,8 +147,8 @@ def facts(plan: Plan) -> str:
 def answer(plan: Plan) -> str:
     """Sentence that names the best stack."""
     best = chosen(plan.stacks)
-    if best is None or not plan.requests:
-        return "The trace has no request: there is nothing to compare."
+    if best is None:
+        return "There is no stack to compare."
     if all(one.hits == one.slow for one in plan.stacks):
         found = any(one.hits for one in plan.stacks)
         reason = "all hits are faster to compute than to load" if found else "nothing is found"

@@ -39,7 +39,7 @@ def plan_page(trace: str, plan: Plan) -> Page:
 def _sections(plan: Plan) -> Iterator[Section]:
     yield Paragraph(answer(plan), is_lead=True)
     best = chosen(plan.stacks)
-    if best is not None and plan.requests:
+    if best is not None:
         yield Facts(
             (
                 (f"{best.hit_percent:.1f} %", f"of chunks found by {best.name}"),

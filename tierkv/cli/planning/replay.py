@@ -19,7 +19,7 @@ from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay
-from tierkv.replay.trace import TraceRequest, read_trace
+from tierkv.replay.trace import TraceRequest, read_trace, require_requests
 
 BOUND, FLOOR = "(knows the future)", "(first in, first out)"
 DEFAULT_SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -121,6 +121,7 @@ def _requests(path: Path, chunks_max: int) -> list[TraceRequest]:
     for request in read_trace(path):
         chunks += len(request.keys)
         if chunks > chunks_max:
+            require_requests(path, len(requests), chunks_max)
             click.echo(cut_notice(len(requests)), err=True)
             break
         requests.append(request)
