@@ -53,10 +53,11 @@ def test_a_request_is_told_from_its_question_to_its_answer(tierkv: Run, record: 
     said = tierkv("explain", "--record", record, "--request", "chat-1")
     assert said.exit_code == 0, said.output
     lines = said.stdout.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert "ask again, it was asked; 1 of 2 chunks are ready" in lines[1]
     assert "DEADLINE" in lines[3]
     assert f"16 tokens, its DEADLINE has passed, and this is what was ready; missing: {B}" in lines[4]
+    assert lines[5] == "The longest operation of a tier was disk, read 4: 0.100 s with its queue."
 
 
 def states(name: str, *changes: tuple[float, str, str]) -> list[dict[str, Any]]:
@@ -97,6 +98,21 @@ def test_the_time_of_a_request_is_divided(tierkv: Run, waits: Path) -> None:
         "In all 8.500 s since its first question (at 2026-11-24T20:00:01.000Z): 6.000 s computing in the engine; "
         "2.000 s reading chunks into host memory; 0.500 s copying to the GPU."
     )
+
+
+def test_the_longest_operation_of_a_tier_is_named(tierkv: Run, waits: Path) -> None:
+    """A request that waited for chunks asks which tier was slow; the lines give two times to subtract."""
+    rows = [json.loads(line) for line in waits.read_text(encoding="utf-8").splitlines()]
+    read = {"is": "op", "step": 1, "tier": "disk", "verb": "read", "keys": [A]}
+    end = {**read, "is": "op end", "ok": 1, "bad": {}, "late": False}
+    asked = {"is": "answer", "step": 1, "t": 1.0, "r": "cmpl-a-0-1f", "local": 0, "tokens": None, "why": "",
+             "chunks": 1, "ready": 0, "wanted": [A], "expired": False}  # fmt: skip
+    rows[2:2] = [asked, {**read, "op": 4, "t": 1.0}, {**read, "op": 5, "t": 1.1}, {**end, "op": 5, "t": 1.2},
+                 {**end, "op": 4, "t": 2.9}]  # fmt: skip
+    waits.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    said = tierkv("explain", waits, "--request", "cmpl-a-0-1f").stdout.splitlines()
+    assert said[-1] == "The longest operation of a tier was disk, read 4: 1.900 s with its queue."
+    assert "longest" not in tierkv("explain", waits, "--request", "cmpl-b-0-2f").stdout
 
 
 def test_a_request_is_found_by_the_id_that_its_client_has(tierkv: Run, waits: Path) -> None:

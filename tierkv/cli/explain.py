@@ -24,7 +24,7 @@ from tierkv.recording.reading import (
     similar_names,
 )
 from tierkv.recording.rendering import entry_line, explain_losses
-from tierkv.recording.waits import STATES, RequestWaits, slowest, waits_of
+from tierkv.recording.waits import STATES, RequestWaits, longest_operation, slowest, waits_of
 
 KEY_DIGITS_MIN = 4
 LINES = 200
@@ -105,11 +105,13 @@ def explain(  # noqa: PLR0913 - one parameter per option
 
 
 def _summary(selection: EntryFilter, entries: list[Entry], is_selected: Callable[[str], bool]) -> list[str]:
-    """Sentences at the end: where a chunk was lost, or where the time of a request went."""
+    """Sentences at the end: where a chunk was lost, or where the time of a request went and which operation it took."""
     if isinstance(selection, KeyFilter):
         return list(explain_losses(entries, is_selected))
     if isinstance(selection, RequestFilter):
-        return [waits.describe() for waits in waits_of(entries) if waits.seconds]
+        sentences = [waits.describe() for waits in waits_of(entries) if waits.seconds]
+        longest = longest_operation(entries)
+        return [*sentences, longest] if longest else sentences
     return []
 
 

@@ -86,6 +86,22 @@ def slowest(entries: Iterable[Entry], count: int) -> list[RequestWaits]:
     return heapq.nlargest(count, waits_of(entries), key=lambda waits: waits.before_compute_s)
 
 
+def longest_operation(entries: Iterable[Entry]) -> str:
+    """Sentence about the operation of a tier that took longest, with its queue; empty where none is known whole."""
+    began_s: dict[int, float] = {}
+    longest_s, name = 0.0, ""
+    for entry in entries:
+        if entry["is"] == "record":
+            began_s.clear()
+        elif entry["is"] == "op":
+            began_s.setdefault(entry["op"], entry["t"])
+        elif entry["is"] == "op end" and entry["op"] in began_s:
+            seconds = entry["t"] - began_s[entry["op"]]
+            if seconds > longest_s:
+                longest_s, name = seconds, f"{entry['tier']}, {entry['verb']} {entry['op']}"
+    return f"The longest operation of a tier was {name}: {longest_s:.3f} s with its queue." if name else ""
+
+
 def _clock(opened_s: float | None, after_s: float) -> str:
     if opened_s is None:
         return ""

@@ -46,7 +46,7 @@ PLUGIN = BackendPlugin(
         reads_end_with_call=True,
         preferred_batch=32,
         preferred_read_bytes=2 << 20,
-        preferred_write_bytes=4 << 20,
+        preferred_write_bytes=8 << 20,
         preferred_concurrency=4,
     ),
     open=open_backend,
