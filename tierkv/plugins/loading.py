@@ -128,7 +128,9 @@ def _hooks_of(plugin: object, name: str) -> pluggy.HookRelay:
     """
     spi = getattr(plugin, "TIERKV_SPI", None)
     if spi is None:
-        raise SpiVersionError(f"the plugin states no TIERKV_SPI; this tierkv supports TIERKV_SPI = {SPI_VERSION}")
+        raise SpiVersionError(
+            f"the plugin states no TIERKV_SPI: write TIERKV_SPI = {SPI_VERSION} in the module of its entry point"
+        )
     if spi != SPI_VERSION:
         raise SpiVersionError(
             f"the plugin was written for TIERKV_SPI = {spi!r}, and tierkv {__version__} supports {SPI_VERSION}: "

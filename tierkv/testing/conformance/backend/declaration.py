@@ -84,4 +84,4 @@ def _difference(found: Iterable[object], keys: Iterable[Key]) -> str:
             if is_there and listed != key:
                 what = f"begins with {before!r}" if before else f"ends with {listed.removeprefix(key)!r}"
                 return f"a listed key {what}: yield the key as it was given to write, without the store's own prefix"
-    return "other keys are listed than were stored"
+    return "other keys are listed than were stored: yield each whole key as it was given to write, and nothing else"
