@@ -12,7 +12,8 @@ from lmdb_support import FRAME, context, directory, get, key, open_at, put
 
 import tierkv_lmdb
 from tierkv.errors import BackendError
-from tierkv_lmdb import LmdbReaderOptions
+from tierkv_lmdb import LmdbOptions, LmdbReaderOptions
+from tierkv_lmdb.checking import check
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_lock_that_is_not_ours_is_refused(place: Path, victim: Path, replace: 
     with pytest.raises(BackendError, match=r"owner\.lock is not a regular file"):
         open_at(place)
     assert victim.read_bytes() == before
-    list(tierkv_lmdb.PLUGIN.check(tierkv_lmdb.LmdbOptions(path=str(place)), None))  # neither follows it nor waits
+    list(check(LmdbOptions(path=str(place)), None))  # neither follows it nor waits
 
 
 def test_a_namespace_that_is_a_link_is_refused(place: Path, victim: Path) -> None:
