@@ -63,8 +63,10 @@ def test_each_change_is_played_once_and_its_end_is_reported(tmp_path: Path, jobs
 
 AFTER_OTHERS = """
 import os, threading, time
+from tierkv.testing import damage
 from tierkv.testing.damage import Damage, Outcome, main
 
+damage.PROGRESS_S = 0.0
 played = []
 
 def play(place):
@@ -75,14 +77,14 @@ def play(place):
         threading.Timer(0.1, os._exit, [7]).start()
     if 6 in played:
         time.sleep(1)
-    return Outcome()
+    return Outcome(open_s=5.5 if place.name == "7" else 0.0)
 
 main(Damage(lambda place: place.mkdir(), lambda place, rng: "change", play))
 """
 
 
 def test_what_one_change_leaves_for_the_next_is_found(tmp_path: Path) -> None:
-    """Many changes share a process: what breaks after others only is said so, also an end between two reports."""
+    """A finding that needs other changes before it says so, also an end between two reports; a slow opening is one."""
     command = [
         sys.executable,
         "-c",
@@ -102,5 +104,7 @@ def test_what_one_change_leaves_for_the_next_is_found(tmp_path: Path) -> None:
     assert summary["broken"] == [
         [3, "change", f"{after}it met what 1 and 2 left over"],
         [6, "change", f"{after}exit status 7"],
+        [7, "change", "opening took 5.5 seconds"],
     ]
     assert summary["kinds"] == {"change": 8}
+    assert done.stderr.splitlines()[-1] == "8 of 8, 3 broken"

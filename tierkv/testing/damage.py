@@ -24,9 +24,13 @@ from pathlib import Path
 
 HANG_S = 30
 """Seconds for the use of one damaged place; beyond it, the backend hangs."""
+OPEN_S_MAX = 5.0
+"""Seconds within which a damaged place must be open."""
 CHANGES_PER_PROCESS = 50
 """Changes that a process plays before the next one is forked; one that breaks a promise is its last."""
 PAGE_BYTES = 4096
+PROGRESS_S = 60.0
+"""Seconds between two lines of progress in a log; a terminal shows each change."""
 TEXT_CHARS_MAX = 150
 """Characters of a change, or of a broken promise, that are reported."""
 
@@ -83,15 +87,18 @@ def play_seeds(damage: Damage, place: Path, seeds: Sequence[int], jobs: int = 1)
     reading, writing = os.pipe()
     players = [_forked(damage, place, seeds[first::jobs], reading, writing) for first in range(jobs)]
     os.close(writing)
-    left = set(seeds)
+    left, told_s = set(seeds), time.monotonic()
     with os.fdopen(reading, encoding="utf-8") as played:
         for line in played:
             seed, what, outcome = json.loads(line)
             left.discard(seed)
             _note(summary, seed, what, Outcome(**outcome))
-            if sys.stderr.isatty():
-                done = len(seeds) - len(left)
-                print(f"\r{done} of {len(seeds)}, {len(summary.broken)} broken", end="", file=sys.stderr)  # noqa: T201 - progress of a program
+            on_terminal, now_s = sys.stderr.isatty(), time.monotonic()
+            if on_terminal or now_s - told_s >= PROGRESS_S:
+                told_s, done = now_s, len(seeds) - len(left)
+                start, end = ("\r", "") if on_terminal else ("", "\n")
+                sys.stderr.write(f"{start}{done} of {len(seeds)}, {len(summary.broken)} broken{end}")
+                sys.stderr.flush()
     for pid in players:
         os.waitpid(pid, 0)
     summary.broken += [(seed, "none", "it was not played") for seed in sorted(left)]
@@ -171,6 +178,8 @@ def _play_here(damage: Damage, base: Path, place: Path, seed: int, report: int) 
             os.write(report, json.dumps(what).encode() + b"\n")
         signal.alarm(HANG_S)
         outcome = damage.play(place)
+        if outcome.open_s > OPEN_S_MAX and not outcome.broken:
+            outcome = replace(outcome, broken=f"opening took {outcome.open_s:.1f} seconds")
         shutil.rmtree(place, ignore_errors=True)
     except BaseException as error:  # noqa: BLE001 - whatever ends the process is a finding
         outcome = Outcome(f"{type(error).__name__}: {error}")
