@@ -118,6 +118,41 @@ def test_an_allocation_that_was_not_offered() -> None:
         goes_on(hand, bad)
 
 
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_a_live_id_with_another_prompt(*, is_loading: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither of the two is served from now on. A load that was begun for the first one does not count."""
+    with ByHand(HOST) as hand:
+        hand.compute(PlayedRequest("first", PROMPT), GOOD, mark=3)
+        live = PlayedRequest("bad", PROMPT)
+        if is_loading:
+            assert hand.begin_load(live, BAD) == len(PROMPT)
+            hand.start()
+        else:
+            hand.scheduler.on_new_request(live)
+        other = PlayedRequest("bad", [token + 500 for token in PROMPT])
+        hand.scheduler.on_new_request(other)
+        assert dropped(hand) == 1
+        reports = hand.settle()
+        assert reports.finished == reports.failed == ({"bad"} if is_loading else set())
+        goes_on(hand, other)
+    assert sum("another prompt" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("ids", [[[0, 0, 0, 0]], [[5, 6, 7, 0]]])
+def test_null_blocks_for_a_hit(ids: list[list[int]]) -> None:
+    """VLLM waits for this load, too."""
+    with ByHand(HOST) as hand:
+        hand.compute(PlayedRequest("first", PROMPT), GOOD, mark=3)
+        bad = PlayedRequest("bad", PROMPT)
+        hand.scheduler.on_new_request(bad)
+        assert hand.ask(bad) == len(PROMPT)
+        table = [[PlayedBlock(i, is_null=not i) for i in group] for group in ids]
+        hand.scheduler.update_state_after_alloc(bad, table, len(PROMPT))
+        reports = hand.settle()
+        assert (reports.finished, reports.failed) == ({"bad"}, {"bad"})
+        assert dropped(hand) == 1
+
+
 def test_a_report_of_a_worker_that_does_not_exist(caplog: pytest.LogCaptureFixture) -> None:
     """It is about no request: it is logged and ignored."""
     with ByHand(HOST) as hand:

@@ -24,12 +24,12 @@ from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.lookup.read_ahead import ReadAhead
+from tierkv.scheduler.requests import rules
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.requests.observations import end_of
 from tierkv.scheduler.requests.record import KEYS_MADE_MAX, RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
-from tierkv.scheduler.requests.rules import HASHES_CHECKED_MAX, check_allocation, check_computed, check_hashes
 from tierkv.scheduler.running import RunningRequests
 from tierkv.scheduler.store.plans import make_store_plan
 from tierkv.scheduler.store.stores import Stores
@@ -122,8 +122,8 @@ class OffloadScheduler:
         """Register a request that has arrived. May be repeated.
 
         Raises:
-            EngineProtocolError: its id is empty, or that of a finished request whose end is not reported yet: of its
-                load, or of its stores to an engine with ``delays_free_blocks``.
+            EngineProtocolError: its id is empty, or that of a live request with another prompt, or of a finished one
+                whose end is not reported yet: of its load, or of its stores to an engine with ``delays_free_blocks``.
         """
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
@@ -145,18 +145,15 @@ class OffloadScheduler:
                 raise EngineProtocolError("a request has an empty id: give each one an id of its own")
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
-            check_hashes(record, HASHES_CHECKED_MAX)
+            rules.check_hashes(record, rules.HASHES_CHECKED_MAX)
             self._records[request.request_id] = record
             record.stats = self._accounting.open_stats(request.request_id)
             record.resets = self._running.resets
             record.watcher = self.view.watcher
             self._ahead.arrived(record)
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
-        elif record.state is RequestState.FINISHED:
-            raise EngineProtocolError(
-                f"request {request.request_id!r} has finished and still has transfers in flight: use another id"
-            )
         else:
+            rules.check_same_request(record, request)
             record.note_resets(self._running.resets)
         return record
 
@@ -169,12 +166,12 @@ class OffloadScheduler:
         Returns: (tokens, tokens > 0); or (None, False): ask again in the next step.
 
         Raises:
-            EngineProtocolError: the request has finished and still has transfers in flight, its id is empty, its hashes
-                break a rule, or the number of computed tokens is negative. Nothing has changed then.
+            EngineProtocolError: the request has finished and still has transfers in flight, or another prompt; its id
+                is empty, its hashes break a rule, or the number of computed tokens is negative. Nothing has changed.
         """
         record = self._record(request)
-        check_hashes(record, HASHES_CHECKED_MAX)
-        check_computed(request, num_computed_tokens)
+        rules.check_hashes(record, rules.HASHES_CHECKED_MAX)
+        rules.check_computed(request, num_computed_tokens)
         self._counters.lookups += 1
         if record.state is RequestState.RUNNING:
             self._start_over(record)  # allocated and never scheduled, or preempted without a call
@@ -214,7 +211,7 @@ class OffloadScheduler:
         """
         record = self._record(request)
         self._lookups.refresh(record)
-        check_allocation(record, self._geometry, blocks, num_external_tokens)
+        rules.check_allocation(record, self._geometry, blocks, num_external_tokens)
         if num_external_tokens <= 0:
             if record.state is not RequestState.RUNNING:  # RUNNING: the engine repeats the call after the load
                 self._ahead.allocated(record, self._tables.num_blocks)
@@ -249,7 +246,7 @@ class OffloadScheduler:
         record = self._records.get(request.request_id)
         if record is None or record.state is RequestState.FINISHED:
             return False, None
-        check_hashes(record)
+        rules.check_hashes(record)
         record.note_resets(self._running.resets)
         if record.state is RequestState.RUNNING:
             self._plan.on_finished(record)
@@ -278,10 +275,12 @@ class OffloadScheduler:
         """Stop to serve a request that broke a rule, while the engine goes on with it.
 
         Its transfers in flight are guarded as those of a finished request. Blocks of later entries count as written.
+        All blocks of a load in flight will be reported as without valid data.
         """
         self._counters.requests_dropped += 1
         record = self._records.get(request_id)
         if record is not None and record.state is not RequestState.FINISHED:
+            record.is_dropped = True
             if record.state is not RequestState.RUNNING:
                 self._close_lookup(record)
             self._end(record)
@@ -304,9 +303,11 @@ class OffloadScheduler:
         """Loads, stores and flushes of this step, for every worker. Called once per step, after scheduling.
 
         Raises:
-            EngineProtocolError: a request is scheduled twice, or still loads; its hashes break a rule; or its block
-                table does not hold its tokens. Nothing has changed then.
+            EngineProtocolError: a request is scheduled twice, or still loads; its hashes break a rule; its block table
+                does not hold its tokens; or a block of its load is the null block. Nothing has changed then.
         """
+        if self._loads.has_streams:
+            self._loads.check_blocks()
         if step.scheduled or step.preempted:
             self._running.check(step.scheduled, step.preempted)
             for request_id in step.preempted:
@@ -358,8 +359,7 @@ class OffloadScheduler:
         Jobs in flight are flushed in the next step; stores that were not handed to workers are withdrawn.
 
         Raises:
-            EngineProtocolError: called inside a step, with loads not yet handed out (S94); or a tier cannot be emptied
-                (see :meth:`OffloadManager.check_reset`).
+            EngineProtocolError: called inside a step, with loads not yet handed out (S94); or a tier cannot be emptied.
         """
         if self._loads.has_new_jobs:
             raise EngineProtocolError(

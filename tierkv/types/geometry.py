@@ -62,6 +62,8 @@ class GroupGeometry:
     """Largest number of tokens before the end of a chunk at which a hit may end with W chunks; None: any number."""
     tail_blocks: int = 1
     """Blocks at the end of a chunk that every hit needs. Only the other blocks may be missing when it is stored."""
+    needs_end: bool = True
+    """Whether every hit needs the block of its last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ def _group_geometry(  # noqa: PLR0913 - a group, and the sizes that all groups s
         aligned_chunks=_aligned_chunks(chunk_tokens, window, aligned_tokens),
         end_slack=_END_SLACK[group.kind],
         tail_blocks=_tail_blocks(group, factor),
+        # A section may begin where a hit ends, and a window of one token has nothing before it.
+        needs_end=group.kind is not GroupKind.CHUNKED_LOCAL and group.window_tokens != 1,
     )
 
 

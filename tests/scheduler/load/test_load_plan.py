@@ -131,6 +131,28 @@ def test_a_hole_in_a_window_is_refused() -> None:
     assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
 
 
+@pytest.mark.parametrize("group", [full(), window(8), ssm()], ids=["full", "window", "state"])
+def test_a_null_block_at_the_end_of_a_hit_is_refused(group: GroupSpec) -> None:
+    """With nothing but null blocks, the load would end at once, and the engine would compute behind no data."""
+    core = make_core(groups=[group])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    for ids in ([0, 0, 0, 0, 5], [0, 0, 0, 0, 0]):
+        with pytest.raises(EngineProtocolError, match=r"'a', group 0: block 3 is the null block, .* needs it"):
+            core.scheduler.update_state_after_alloc(request, [blocks(ids)], 16)
+    core.manager.validate()
+    table = [1, 2, 3, 4, 5] if group == full() else [0, 0, 3, 4, 5]
+    assert load(core, request, [blocks(table)], 16).block_ids
+
+
+def test_a_section_that_begins_where_a_hit_ends_needs_no_block() -> None:
+    """Chunked local attention: the tokens behind the hit attend to none before it."""
+    core = make_core(groups=[local(8)])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    assert not load(core, request, [blocks([0, 0, 0, 0, 5])], 16).keys
+
+
 @pytest.mark.parametrize(("group", "taken"), [(window(4), 8), (window(4), 14), (ssm(), 8), (ssm(), 15)])
 def test_a_part_of_a_windowed_offer_is_refused(group: GroupSpec, taken: int) -> None:
     """A shorter hit needs an earlier window, or another state, which may be absent.

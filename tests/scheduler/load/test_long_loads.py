@@ -13,7 +13,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.types.engine import LoadReport, StepOutput
 from tierkv.types.keys import Key, make_key
-from tierkv.types.transfers import TransferJob
+from tierkv.types.transfers import VOID_SLOT, TransferJob
 
 STEP_KEYS = 8
 JOB_MAX = KEYS_PER_LOOK * STEP_KEYS
@@ -145,23 +145,69 @@ def test_blocks_are_flushed_before_the_job_that_fills_them() -> None:
 
 
 def test_a_null_block_ends_a_long_load() -> None:
-    """In the first job it is an error. Behind that it shows later: the engine computes from there."""
+    """In the first jobs it is an error at once. Behind that, in the step before the one that would fill it.
+
+    That step names the request and changes nothing. An engine that drops the request then, or ends it, loads no more.
+    """
     core, request, _ = offered(200)
     table = blocks([*range(1, 151), 0, *range(152, 202)])
     with pytest.raises(EngineProtocolError, match="null block"):
         core.scheduler.update_state_after_alloc(request, [blocks([1, 0, *range(3, 202)])], 800)
     core.scheduler.update_state_after_alloc(request, [table], 800)
-    good: set[int] = set()
-    report = LoadReport()
+    sent: list[TransferJob] = []
+
+    def load_on() -> None:
+        while core.scheduler.has_pending_work:
+            jobs = jobs_of_step(core)
+            sent.extend(jobs)
+            core.report(*[job.job_id for job in jobs])
+            core.manager.validate()
+
+    with pytest.raises(EngineProtocolError, match="'a': block 150 of its load is the null block") as error:
+        load_on()
+    assert error.value.request_id == "a"
+    filled = [block for job in sent for block in job.block_ids]
+    assert filled == list(range(1, len(filled) + 1))
+    assert 150 - JOB_MAX <= len(filled) <= 150
+    before = held(core)
+    with pytest.raises(EngineProtocolError, match="block 150"):
+        jobs_of_step(core)
+    assert held(core) == before
+    core.scheduler.drop_request("a")
+    (job,) = jobs_of_step(core)
+    assert job.ends_load
+    assert {*job.slots} == {VOID_SLOT}
+    report = core.report(job.job_id, failed={job.job_id: frozenset(job.keys)})
+    assert (report.finished, report.invalid_block_ids) == ({"a"}, {*range(1, 201)} - {151})
+    assert not core.scheduler.has_pending_work
+    core.manager.validate()
+    core.scheduler.validate()
+
+
+def test_a_null_block_of_one_load_leaves_another_alone() -> None:
+    """Promise 3: the step is built again without the request that was refused."""
+    core, request, _ = offered(200)
+    other = core.arrive([7] * 401, "b")
+    keys = core.truth.keys(other)
+    core.put(keys)
+    core.scheduler.update_state_after_alloc(request, [blocks([*range(1, 151), 0, *range(152, 202)])], 800)
+    core.begin()
+    while core.ask(other) is None:
+        core.begin()
+    core.scheduler.update_state_after_alloc(other, [blocks(range(301, 402))], 400)
+    loaded: list[Key] = []
     while core.scheduler.has_pending_work:
-        jobs = jobs_of_step(core)
-        failed = {job.job_id: frozenset(job.keys) for job in jobs if job.slots and job.slots[0].slot < 0}
-        good.update(*[job.block_ids for job in jobs if job.job_id not in failed])
-        report = core.report(*[job.job_id for job in jobs], failed=failed)
-        core.manager.validate()
-    assert good == set(range(1, 2 * JOB_MAX + 1))
-    assert report.invalid_block_ids == {block.block_id for block in table[2 * JOB_MAX : 200]}
-    assert core.counters.loads_given_up == 1
+        core.begin()
+        try:
+            meta = core.scheduler.build_connector_meta(StepOutput())
+        except EngineProtocolError as error:
+            core.scheduler.drop_request(error.request_id or "")
+            meta = core.scheduler.build_connector_meta(StepOutput())
+        void = {job.job_id: frozenset(job.keys) for job in meta.loads if VOID_SLOT in job.slots}
+        loaded += [key for job in meta.loads if job.request_id == "b" for key in job.keys]
+        core.report(*[job.job_id for job in meta.loads], failed=void)
+    assert loaded == keys
+    assert core.counters.requests_dropped == 1
 
 
 def test_what_the_engine_does_not_take_is_released() -> None:

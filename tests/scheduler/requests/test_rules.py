@@ -12,7 +12,7 @@ from core_parts import Core, make_core
 from group_parts import window
 
 from tierkv.errors import EngineProtocolError
-from tierkv.scheduler import scheduler
+from tierkv.scheduler.requests import rules
 from tierkv.scheduler.requests.rules import HASHES_CHECKED_MAX
 from tierkv.types.engine import GroupKind, GroupSpec, ScheduledRequest, StepOutput
 from tierkv.types.transfers import WorkerOutput
@@ -109,7 +109,7 @@ class CountedHashes(list[bytes]):
 
 def test_the_hashes_of_a_long_prompt_are_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arrival of a prompt of 100,000 chunks took 15 ms. No key is made of a hash before it is checked."""
-    monkeypatch.setattr(scheduler, "HASHES_CHECKED_MAX", 8)
+    monkeypatch.setattr(rules, "HASHES_CHECKED_MAX", 8)
     core = make_core()
     hashes = CountedHashes(b"%4d" % number for number in range(30))
     request = OddRequest(hashes, num_tokens=121)
@@ -190,6 +190,38 @@ def test_a_preempted_request_without_its_whole_table() -> None:
     refuses(core, lambda: core.scheduler.build_connector_meta(step), "'a'", "whole table")
 
 
+def test_a_live_id_that_comes_again_with_another_prompt() -> None:
+    """It would be offered the chunks of the first one. Any call may be the first with it; a shorter one has no more."""
+    core = make_core()
+    request = core.arrive([1] * 12)
+    core.put(core.truth.keys(request))
+    assert core.ask(request) == 12
+    update = core.scheduler.update_state_after_alloc
+    for tokens in ([2] * 12, [2] * 16, [1] * 8, [1] * 11 + [2] * 5):
+        other = core.request(tokens)
+        for call in (
+            lambda other=other: core.scheduler.on_new_request(other),
+            lambda other=other: core.ask(other),
+            lambda other=other: update(other, [blocks([1, 2, 3])], 8),
+        ):
+            refuses(core, call, "'a'", "another prompt", "its own id")
+    update(request, [blocks([1, 2, 3])], 12)
+
+
+def test_a_live_id_that_comes_again_with_the_same_prompt_or_a_longer_one() -> None:
+    """Engines repeat a call with another view of one request, and sessions go on where their prompt ended."""
+    core = make_core()
+    request = core.arrive([1] * 12)
+    core.put(core.truth.keys(request))
+    for tokens in ([1] * 12, [1] * 12 + [2] * 9):
+        again = core.request(tokens)
+        core.scheduler.on_new_request(again)
+        assert core.ask(again) == 12
+    short = core.arrive([3] * 3, "short")
+    core.scheduler.on_new_request(core.request([4] * 3, "short"))  # without a hash, there is nothing to offer
+    assert core.ask(short) == 0
+
+
 def test_a_negative_number_of_computed_tokens() -> None:
     """The answer would have more tokens than the request."""
     core = make_core()
@@ -235,6 +267,20 @@ def test_a_job_that_is_reported_too_often() -> None:
     refuses(core, lambda: core.scheduler.update_connector_output(output), f"job {second.job_id}", "more workers")
     core.report(first.job_id, second.job_id)
     assert not core.scheduler.has_transfers
+
+
+def test_nothing_of_the_load_of_a_dropped_request_counts() -> None:
+    """The engine waits for this load, and goes on with the request: it computes all of it."""
+    core = make_core()
+    request = core.arrive(9)
+    core.put(core.truth.keys(request))
+    assert core.ask(request) == 8
+    core.scheduler.update_state_after_alloc(request, [blocks([1, 2])], 8)
+    (job,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    core.scheduler.drop_request("a")
+    report = core.report(job.job_id)
+    assert (report.finished, report.invalid_block_ids) == ({"a"}, {1, 2})
+    core.scheduler.validate()
 
 
 def test_a_dropped_request_may_run_on() -> None:

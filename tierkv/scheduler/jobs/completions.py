@@ -14,7 +14,7 @@ from tierkv.scheduler.load.loads import EndedLoad, Loads
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
-from tierkv.types.engine import LoadReport
+from tierkv.types.engine import NULL_BLOCK_ID, LoadReport
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob, WorkerOutput, chunk_blocks
@@ -100,7 +100,7 @@ class CompletionHandler:
             load = self._loads.end_job(status)
             if load is not None:
                 finished.add(status.job.request_id)
-                invalid |= self._invalid_blocks(load)
+                invalid |= self._invalid_blocks(load, self._records.get(status.job.request_id))
                 self._resume_request(status.job.request_id, load)
         if not holds_stores:
             self.end_stores()
@@ -156,11 +156,14 @@ class CompletionHandler:
         if good:
             self._manager.complete_load(good)
 
-    def _invalid_blocks(self, load: EndedLoad) -> set[int]:
+    def _invalid_blocks(self, load: EndedLoad, record: RequestRecord | None) -> set[int]:
         """Blocks of failed chunks; all blocks of a load that was in flight at a reset, since its data is outdated.
 
-        Also all of them if a group has a window: the load serves one end only, and no shorter part is useful.
+        Also all of them if a group has a window: the load serves one end only, and no shorter part is useful. And if
+        the request was dropped: the engine goes on with it, and what was loaded may be of another one.
         """
+        if record is not None and record.is_dropped:
+            return {*load.transfer.block_ids} - {NULL_BLOCK_ID}
         if not load.has_blocks:
             return set()
         if load.stale or (load.failed and self._geometry.has_windows):

@@ -143,6 +143,15 @@ class ChunksOfPlan:
         self.starts: Sequence[int] = starts[0] if self._has_one_group else [*chain.from_iterable(starts)]
         self.ends: Sequence[int] = ends[0] if self._has_one_group else [*chain.from_iterable(ends)]
 
+    def find_null(self, positions: Sequence[int]) -> int | None:
+        """Index in the table of a null block among those of adjacent chunks of the only group; None: there is none."""
+        if not positions:
+            return None
+        run = self._runs[self.plan.chunk_groups[positions[0]]]
+        first, offset, behind = self._blocks(run, positions[0], positions[-1] + 1)
+        ids = self.plan.block_ids[offset:behind]
+        return first + ids.index(NULL_BLOCK_ID) if NULL_BLOCK_ID in ids else None
+
     def in_order(self) -> Sequence[int]:
         """Positions of all chunks, in the order in which they end."""
         positions = range(len(self.ends))
@@ -200,12 +209,12 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
 ) -> LoadPlan:
     """Destination of tokens C to C + external, group by group.
 
-    chunks_max: chunks whose block ids are read, and checked, at once. Of a longer load in an engine without windows,
-    those of the others are read as its jobs are made.
+    chunks_max: chunks whose block ids are read, and checked, at once. Of a longer load in an engine with one group, of
+    full attention, those of the others are checked in later steps (:meth:`.Stream.check_blocks`).
 
     Raises:
         EngineProtocolError: a table is too short, covers locally computed tokens with unfilled blocks, has more blocks
-            to fill than a window needs, or the null block among them.
+            to fill than a window needs, or the null block among them, or where the hit ends.
     """
     total = computed_tokens + external_tokens
     keys: list[Sequence[Key]] = []
@@ -214,7 +223,8 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
     block_ids: list[int] = []
     sizes: list[int] = []
     indices: list[int] = []
-    ids_max = math.inf if geometry.has_windows else chunks_max * geometry.blocks_per_chunk
+    is_split = not geometry.has_windows and len(geometry.groups) == 1
+    ids_max = chunks_max * geometry.blocks_per_chunk if is_split else math.inf
     for group, table in zip(geometry.groups, blocks, strict=True):
         what = f"request {record.ctx.request_id!r}, group {group.index}"
         end = cdiv(total, group.block_tokens)
@@ -237,7 +247,7 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
                 )
             block_ids += ids
     reads_late = len(block_ids) < sum(sizes)
-    ids_of_all = LateBlockIds(to_fill[0] if len(to_fill) == 1 else _joined(to_fill)) if reads_late else tuple(block_ids)
+    ids_of_all = LateBlockIds(to_fill[0]) if reads_late else tuple(block_ids)
     return LoadPlan(_joined(keys), chunk_groups, ids_of_all, tuple(sizes), tuple(indices))
 
 
@@ -266,6 +276,8 @@ def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], comp
     for i in range(start, end):
         if _is_unfilled(table[i]):
             return i
+    if start < end and group.needs_end and table[end - 1].is_null:
+        raise EngineProtocolError(f"{what}: block {end - 1} is the null block, but the hit ends in it, and needs it")
     return end
 
 

@@ -148,7 +148,9 @@ class Loads:
             grant = None
         else:
             grant = manager.prepare_load(held, ctx, continues=True)  # empty if the engine has computed all of it since
-        stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
+        start = record.computed_tokens
+        stream = Stream(record, plan, self._geometry, start, end, checked_chunks=self._chunks_max)
+        self._streams[ctx.request_id] = stream
         record.streaming = True
         self._counters.loads_streamed += 1
         if grant is not None and held:
@@ -162,6 +164,16 @@ class Loads:
             self._in_flight.begin_step()
         if self._streams:
             self._gather_streams()
+
+    def check_blocks(self) -> None:
+        """Check the blocks that the next jobs will fill, as far as they were not read when their loads began.
+
+        Raises:
+            EngineProtocolError: one of them is the null block; names the request. Nothing has changed then.
+        """
+        for stream in self._streams.values():
+            if stream.plan.reads_late:
+                stream.check_blocks(min(len(stream.segment), self._chunks_max))
 
     def make_due_jobs(self, *, is_last: bool) -> None:
         """Make the jobs that are due.
@@ -212,9 +224,9 @@ class Loads:
             front = self._front_chunks(passage)
             # Of too many, half as many as a job may have: to keep those behind held costs this call something, too.
             keys = passage.keys[: front if front <= self._chunks_max else max(1, self._chunks_max // 2)]
-            if stream.has_null_block(keys):
-                self._cut_stream(stream, keys)
-                return
+            keys = keys[: stream.num_checked]
+            if not keys:
+                return  # the next step checks their blocks
             grant = self._manager.prepare_load(keys, stream.record.ctx, continues=True)
             self._send_segment(stream, keys, grant.slots, grant.sources)
 

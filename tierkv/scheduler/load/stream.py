@@ -16,7 +16,7 @@ from tierkv.errors import require
 from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan, tokens_of_chunks
 from tierkv.scheduler.load.stream_state import STREAM_STATES, StreamEvent, StreamState
 from tierkv.scheduler.requests.record import RequestRecord
-from tierkv.types.engine import NULL_BLOCK_ID
+from tierkv.scheduler.requests.rules import refused
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
@@ -43,9 +43,12 @@ class Stream:
         jobs: ids of its jobs in flight.
         failed: chunks that were not loaded.
         stale: the cache was reset since the load began: none of it counts.
+        num_checked: number of pending chunks, from the front, whose blocks were checked: only these may be sent.
     """
 
-    def __init__(self, record: RequestRecord, plan: LoadPlan, geometry: Geometry, start: int, end: int) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - a load, its place, and how much of it was checked
+        self, record: RequestRecord, plan: LoadPlan, geometry: Geometry, start: int, end: int, checked_chunks: int
+    ) -> None:
         self.record = record
         self.plan = plan
         self.state = StreamState.GATHERING
@@ -53,6 +56,7 @@ class Stream:
         self.jobs: set[int] = set()
         self.failed: set[Key] = set()
         self.stale = False
+        self.num_checked = checked_chunks if plan.reads_late else len(plan.keys)
         self._chunks = ChunksOfPlan(plan, geometry)
         self._whole_only = geometry.has_windows
         self._tokens = tokens_of_chunks(plan, geometry, start, end)
@@ -110,9 +114,17 @@ class Stream:
                     break
         return [position[key] for key in keys]
 
-    def has_null_block(self, keys: tuple[Key, ...]) -> bool:
-        """Whether a block of these pending chunks is the null block, which only shows now, so that they are lost."""
-        return self.plan.reads_late and NULL_BLOCK_ID in self._chunks.part(self.find(keys)).block_ids
+    def check_blocks(self, count: int) -> None:
+        """Check the blocks of the first ``count`` pending chunks, as far as they were not checked before.
+
+        Raises:
+            EngineProtocolError: one of them is the null block.
+        """
+        null = self._chunks.find_null(self._pending[self.num_checked : count])
+        if null is not None:
+            why = f": block {null} of its load is the null block, which is shared: give each token a block of its own"
+            raise refused(self.record.ctx.request_id, why)
+        self.num_checked = max(self.num_checked, min(count, len(self._pending)))
 
     def _first_token(self, keys: AbstractSet[Key]) -> int:
         """First token of these chunks."""
@@ -135,6 +147,7 @@ class Stream:
             sent = {*positions}
             behind = [i for i in self._pending if i not in sent]
         self._pending = behind
+        self.num_checked = max(0, self.num_checked - count)
         self.jobs.add(job_id)
         ends = not behind
         if ends:

@@ -125,6 +125,7 @@ class RequestRecord:
         store_policy: whether loaded chunks are offered for storing again.
         resets: number of resets of the cache that its store cursors know of.
         held_for_stores: it has finished, and the engine keeps its blocks until its stores have ended.
+        is_dropped: it has finished here, and the engine goes on with it.
         offload_tokens_max: tokens from the start that may be stored; None: all.
         lookup: its lookup, open or not.
         read_ahead: chunks that were read for it before the engine asked, each with its tier.
@@ -163,6 +164,7 @@ class RequestRecord:
         self.store_policy = StorePolicy.BLOCK_LEVEL
         self.resets = 0
         self.held_for_stores = False
+        self.is_dropped = False
         self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
         self.lookup = OpenLookup()
         self.read_ahead: dict[Key, str] = {}

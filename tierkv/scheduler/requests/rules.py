@@ -50,6 +50,27 @@ def check_hashes(record: RequestRecord, hashes_max: int | None = None) -> None:
     record.checked_hashes = stop
 
 
+def check_same_request(record: RequestRecord, request: Request) -> None:
+    """Check that a request is the live one of its id, or continues the prompt of that one.
+
+    Hashes are chained, so one of them stands for all before it. A session may go on with a longer prompt.
+
+    Raises:
+        EngineProtocolError: the first one has finished; or this one has another prompt, or a shorter one, which would
+            get the KV bytes of the first one.
+    """
+    if record.state is RequestState.FINISHED:
+        raise refused(record.ctx.request_id, " has finished and still has transfers in flight: use another id")
+    if request is record.request:
+        return
+    known, hashes = record.request.block_hashes, request.block_hashes
+    shared = min(len(known), len(hashes))
+    is_shorter = request.num_prompt_tokens < record.request.num_prompt_tokens
+    if is_shorter or (shared and known[shared - 1] != hashes[shared - 1]):
+        why = " is alive, and came again with another prompt: give each request its own id, or report its end first"
+        raise refused(record.ctx.request_id, why)
+
+
 def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
     """Raise for the hash that breaks a rule. ``first``: index of the first one."""
     seen: dict[object, int] = {}

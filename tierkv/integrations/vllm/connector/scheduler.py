@@ -57,7 +57,7 @@ class ConnectorScheduler:
         self._loading: set[str] = set()
         self._refusals = Refusals()
         self._adapters = Adapters()
-        self._stale_loads: set[str] = set()  # in flight when the cache was reset: their data is stale
+        self._stale_loads: set[str] = set()  # in flight when the cache was reset, or when their request was dropped
         self._failed_loads: set[str] = set()
         self._short_loads: set[str] = set()  # ended, perhaps with refused chunks, and not scheduled since
         self._num_groups = len(stack.geometry.groups)
@@ -80,6 +80,8 @@ class ConnectorScheduler:
         """Go on without tierkv for a request whose call was refused, or failed."""
         self._refusals.log(error)
         if self._requests.pop(request_id, None) is not None:
+            if request_id in self._loading:  # vLLM waits for this load. What arrives of it does not count.
+                self._stale_loads.add(request_id)
             self.stack.drop_request(request_id)
         elif not isinstance(error, EngineProtocolError):  # it failed before it was registered here
             self.stack.metrics.counters.requests_dropped += 1
