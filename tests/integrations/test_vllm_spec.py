@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 
 from tierkv.config.loading import parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
+from tierkv.integrations.vllm.spec.notes import Noted, WorkerNote, read_note
 from tierkv.integrations.vllm.spec.shape import check_engine, offloading_engine, with_pages, with_stack_chunks
 from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
 from tierkv.stack.opening import open_staged_stack
@@ -30,8 +29,8 @@ HIT, MISS = LookupResult.HIT, LookupResult.MISS
 
 NOTING = """
 import json, sys
-from tierkv.integrations.vllm.spec.notes import StatesNote
-note = StatesNote(*json.loads(sys.stdin.readline()))
+from tierkv.integrations.vllm.spec.notes import WorkerNote
+note = WorkerNote(*json.loads(sys.stdin.readline()))
 print("noted", flush=True)
 sys.stdin.readline()
 """
@@ -132,7 +131,16 @@ def test_windows_are_told_in_chunks_of_the_stack(tokens: int, blocks: int) -> No
     rescaled = with_stack_chunks(told, stack_of(blocks=blocks))
     assert rescaled.groups[0].sliding_window_size_in_chunks is None
     assert rescaled.groups[1].sliding_window_size_in_chunks == -(-tokens // (32 * blocks))
-    window = offloading_engine(rescaled, "cpu", ["", ""]).groups[1]
+    window = offloading_engine(
+        rescaled,
+        "cpu",
+        Noted(
+            (
+                "",
+                "",
+            )
+        ),
+    ).groups[1]
     assert window.kind is GroupKind.SLIDING_WINDOW
 
 
@@ -148,33 +156,37 @@ def test_the_namespace_tells_all_that_changes_the_bytes() -> None:
         replace(plain, parallel=Parallel(world_size=2)),
         replace(plain, parallel=Parallel(data_parallel_index=1)),  # not the bytes, but whose place in local tiers
     ]
-    shapes = [offloading_engine(config, "cpu", [""]) for config in (plain, *others)]
-    shapes.append(offloading_engine(plain, "cuda", [""]))
-    shapes += [offloading_engine(plain, "cpu", [state]) for state in ("a state", "another state")]
+    shapes = [offloading_engine(config, "cpu", Noted(("",))) for config in (plain, *others)]
+    shapes.append(offloading_engine(plain, "cuda", Noted(("",))))
+    shapes += [offloading_engine(plain, "cpu", Noted((state,))) for state in ("a state", "another state")]
+    shapes += [offloading_engine(plain, "cpu", Noted(("",), revision)) for revision in ("v1 1f0c", "v2 77aa")]
+    shapes += [
+        offloading_engine(plain, "cpu", Noted(("",), words=words)) for words in ("weights=a/fp8", "weights=a/none")
+    ]
     assert len(set(shapes)) == len(shapes)
-    assert offloading_engine(plain, "cpu", [""]) == shapes[0]
+    assert offloading_engine(plain, "cpu", Noted(("",))) == shapes[0]
 
 
 def test_ranks_with_equal_pages_store_one_copy() -> None:
     """With latent attention in all layers, each worker holds the whole of it."""
     config = replace(Config(), parallel=Parallel(world_size=4))
-    assert offloading_engine(config, "cpu", [""]).groups[0].copies == 1
-    assert offloading_engine(replace(config, replicated_layout=True), "cpu", [""]).groups[0].copies == 4
-
-
-def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
-    """A model that was trained on keeps its path, and the sizes of its files."""
-    shapes = set()
-    for content in (b"first", b"other", b"first"):
-        (tmp_path / "model.safetensors").write_bytes(content)
-        shapes.add(offloading_engine(replace(Config(), model=Model(name=str(tmp_path))), "cpu", [""]))
-    assert len(shapes) == 2
+    assert offloading_engine(config, "cpu", Noted(("",))).groups[0].copies == 1
+    assert offloading_engine(replace(config, replicated_layout=True), "cpu", Noted(("",))).groups[0].copies == 4
 
 
 def test_a_group_that_keeps_a_state_is_no_attention() -> None:
     """Only the last of its chunks counts for a hit; and no codec may round it. VLLM 0.33 calls it a window of one."""
     config = Config(groups=(Group(), Group(group_id=1, sliding_window_size_in_chunks=1)))
-    groups = offloading_engine(config, "cpu", ["", "mamba"]).groups
+    groups = offloading_engine(
+        config,
+        "cpu",
+        Noted(
+            (
+                "",
+                "mamba",
+            )
+        ),
+    ).groups
     assert [(group.kind, group.window_tokens) for group in groups] == [
         (GroupKind.FULL_ATTENTION, None),
         (GroupKind.SSM, None),
@@ -185,7 +197,7 @@ def test_a_note_is_found_by_the_id_of_its_engine() -> None:
     """A worker says what states it keeps, in whatever process it is; when it has gone, nothing is left of it."""
     states = ["", "mamba2 [[3, 160]]"]
     with pytest.raises(ConfigError, match=r"described 0 of 2 KV cache groups.*TierKVConnector"):
-        read_states("some engine", 2)
+        read_note("some engine", 2)
     worker = subprocess.Popen([sys.executable, "-c", NOTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with worker:
         assert worker.stdin is not None
@@ -193,26 +205,26 @@ def test_a_note_is_found_by_the_id_of_its_engine() -> None:
         worker.stdin.write(json.dumps(["some engine", states]) + "\n")
         worker.stdin.flush()
         assert worker.stdout.readline() == "noted\n"
-        assert read_states("some engine", 2) == tuple(states)
+        assert read_note("some engine", 2) == (tuple(states), "", "")
         with pytest.raises(ConfigError, match="described 0 of 2"):
-            read_states("other engine", 2)
+            read_note("other engine", 2)
         worker.kill()
     with pytest.raises(ConfigError, match="described 0 of 2"):
-        read_states("some engine", 2)
+        read_note("some engine", 2)
 
 
 def test_engines_that_share_an_id_are_an_error_where_it_matters() -> None:
     """The user gave two engines one id. It is no error as long as their notes are equal."""
-    notes = [StatesNote("shared", ["", "mamba"]) for _ in range(2)]
-    assert read_states("shared", 2) == ("", "mamba")
-    notes.append(StatesNote("shared", ["", "conv"]))
+    notes = [WorkerNote("shared", ["", "mamba"]) for _ in range(2)]
+    assert read_note("shared", 2).states == ("", "mamba")
+    notes.append(WorkerNote("shared", ["", "conv"]))
     with pytest.raises(ConfigError, match=r"engine_id = 'shared' is that of several engines"):
-        read_states("shared", 2)
+        read_note("shared", 2)
     for note in notes:
         note.close()
         note.close()
     with pytest.raises(ConfigError, match="described 0 of 2"):
-        read_states("shared", 2)
+        read_note("shared", 2)
 
 
 @pytest.mark.parametrize(

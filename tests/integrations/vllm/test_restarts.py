@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,25 @@ def test_a_process_that_was_killed_leaves_what_the_tier_had_acknowledged(
         second = engine.call("vllm_scenarios:serve", prompts=asked)
     assert cached_of(second) == [CACHED] * 3
     assert tokens_of(second) == tokens_of(first)
+
+
+def test_other_overrides_of_the_same_weights_find_nothing(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """Weights and pages are equal, the KV is not: with chunks of the first engine, the second gave wrong tokens."""
+    asked = prompts("overrides", 2)
+    tier = {"backend": "disk", "path": str(tmp_path / "tier"), "capacity": "64MiB"}
+    turned = {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}}
+    first = setup_over(seam, tier)
+    other = replace(first, arguments={**first.arguments, **turned})
+    with start_engine(first) as engine:
+        before = engine.call("vllm_scenarios:serve", prompts=asked)
+    with start_engine(other) as engine:
+        answers = engine.call("vllm_scenarios:serve", prompts=asked)
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(answers) == [0] * 2
+    assert cached_of(again) == [CACHED] * 2
+    assert tokens_of(answers) == tokens_of(again) != tokens_of(before)
 
 
 def test_another_model_finds_nothing_there(seam: Seam, start_engine: StartEngine, s3: S3Server) -> None:

@@ -229,9 +229,12 @@ def test_other_layers_in_a_group_change_the_shape() -> None:
     assert engine_spec(vllm_config(), config) != engine_spec(vllm_config(), other)
 
 
-def drafting(method: str, *, keeps_kv: bool, parallel: bool = False) -> SimpleNamespace:
+def drafting(method: str, *, keeps_kv: bool, parallel: bool = False, draft: str = "draft") -> SimpleNamespace:
     """A speculative configuration."""
-    return SimpleNamespace(method=method, uses_draft_kv_cache=lambda: keeps_kv, parallel_drafting=parallel)
+    model = SimpleNamespace(model=draft, revision=None)
+    return SimpleNamespace(
+        method=method, uses_draft_kv_cache=lambda: keeps_kv, parallel_drafting=parallel, draft_model_config=model
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,8 +244,7 @@ def drafting(method: str, *, keeps_kv: bool, parallel: bool = False) -> SimpleNa
         ({"parallel__decode_context_parallel_size": 2}, ["decode_context_parallel_size = 2"]),
         ({"parallel__prefill_context_parallel_size": 4}, ["prefill_context_parallel_size = 4"]),
         ({"parallel__nnodes_within_dp": 2, "parallel__nnodes": 2}, ["nnodes = 2", "share a tier"]),
-        ({"speculative": drafting("mtp", keeps_kv=True)}, ["method = 'mtp'", "'eagle3'", "ngram"]),
-        ({"speculative": drafting("dflash", keeps_kv=True)}, ["method = 'dflash'"]),
+        ({"speculative": drafting("dflash", keeps_kv=True)}, ["method = 'dflash'", "'eagle3'", "'mtp'", "ngram"]),
         ({"speculative": drafting("eagle", keeps_kv=True, parallel=True)}, ["parallel_drafting = True", "False"]),
         (
             {"cache__enable_prefix_caching": False, "scheduler__enable_chunked_prefill": False},
@@ -269,7 +271,17 @@ def test_drafts_without_kv_are_served() -> None:
     assert engine_spec(vllm_config(speculative=drafting("ngram", keeps_kv=False)), kv_cache_config(FULL))
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_another_draft_makes_another_namespace() -> None:
+    """Its KV is stored beside the model's, and another draft would propose from it."""
+    first, other = (drafting("eagle", keeps_kv=True, draft=draft) for draft in ("draft", "other"))
+    shapes = [engine_spec(vllm_config(speculative=one), kv_cache_config(FULL)) for one in (first, other, first)]
+    assert shapes[0] == shapes[2] != shapes[1]
+    first, other = (drafting("ngram", keeps_kv=False, draft=draft) for draft in ("draft", "other"))
+    shapes = [engine_spec(vllm_config(speculative=one), kv_cache_config(FULL)) for one in (first, other, None)]
+    assert len(set(shapes)) == 1
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
 def test_drafts_with_layers_of_their_own_are_served(method: str) -> None:
     """Engines answer in ``test_speculation``; here, that the layers of a draft make another namespace."""
     plain, beside = kv_cache_config(FULL), kv_cache_config(FULL)

@@ -9,9 +9,9 @@ import pytest
 from vllm_process import EngineProcess, PlainTokens, StartEngine
 from vllm_setups import EngineSetup, Seam, cached_of, prompts, tokens_of
 
-TARGETS = {"draft_model": "llama", "eagle": "terse", "eagle3": "terse"}
+TARGETS = {"draft_model": "llama", "eagle": "terse", "eagle3": "terse", "mtp": "mimo"}
 """The model of each method."""
-DRAFTS = {"draft_model": "drafter", "eagle": "eagle", "eagle3": "eagle3"}
+DRAFTS = {"draft_model": "drafter", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mimo"}
 
 TOKENS = 80
 CACHED = 192
@@ -24,13 +24,13 @@ def method(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def setup_of(seam: Seam, method: str, disk: Path, *, drafts: bool = True) -> EngineSetup:
+def setup_of(seam: Seam, method: str, disk: Path, *, drafts: bool = True, draft: str | None = None) -> EngineSetup:
     """An engine over host memory and disk."""
     tiers = [{"backend": "disk", "path": str(disk), "capacity": "64MiB"}]
     stack = {"host": {"capacity": "16MiB"}, "tiers": tiers, "lookup": {"recompute": "off"}}
     arguments = {"num_gpu_blocks_override": 80}
-    draft = (method, DRAFTS[method]) if drafts else None
-    return EngineSetup(seam, stack, TARGETS[method], arguments=arguments, draft=draft)
+    speculation = (method, draft or DRAFTS[method]) if drafts else None
+    return EngineSetup(seam, stack, TARGETS[method], arguments=arguments, draft=speculation)
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +91,17 @@ def test_a_restart_finds_them_and_an_engine_without_the_draft_does_not(
     assert cached_of(without) == [0] * 3
     assert tokens_of(second) == tokens_of(without) == expected
     assert again == at_first > 0
+
+
+@pytest.mark.long
+def test_a_restart_with_another_draft_computes_the_prompt_again(
+    seam: Seam, start_engine: StartEngine, plain_tokens: PlainTokens, tmp_path: Path
+) -> None:
+    """It would propose from KV of the old draft: right tokens, but fewer drafts accepted, while chunks live."""
+    asked = prompts("another draft", 2)
+    expected = plain_tokens("llama", asked, TOKENS)
+    for draft in ("drafter", "llama"):
+        with start_engine(setup_of(seam, "draft_model", tmp_path, draft=draft)) as engine:
+            answers = engine.call("vllm_scenarios:serve", prompts=asked, tokens=TOKENS)
+        assert tokens_of(answers) == expected
+        assert cached_of(answers) == [0] * 2

@@ -110,6 +110,7 @@ def layers(monkeypatch: pytest.MonkeyPatch, parallel: SimpleNamespace) -> dict[s
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
         speculative_config=None,
+        model_config=SimpleNamespace(model="model", revision=None, dtype="float32", quantization=None, hf_overrides={}),
         parallel_config=parallel,
         shutdown_timeout=30,
     )
@@ -353,12 +354,41 @@ def test_a_draft_that_no_test_shows_to_be_right_is_refused(
     stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the check that the connector has, in the worker: the scheduler has no configuration of speculation."""
-    speculative = SimpleNamespace(method="mtp", uses_draft_kv_cache=lambda: True, parallel_drafting=False)
+    speculative = SimpleNamespace(
+        method="dflash", uses_draft_kv_cache=lambda: True, parallel_drafting=False,
+        draft_model_config=SimpleNamespace(model="draft", revision=None),
+    )  # fmt: skip
     monkeypatch.setattr(spec.get_current_vllm_config(), "speculative_config", speculative)
-    with pytest.raises(ConfigError, match=r"speculative_config.method = 'mtp': .* 'eagle3' or 'ngram'"):
+    with pytest.raises(ConfigError, match=r"speculative_config.method = 'dflash': .* 'eagle3', 'mtp' or 'ngram'"):
         Sides(stack)
     speculative.method = "eagle3"
     Sides(stack).close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"revision": "v2"}, {"quantization": "fp8"}, {"hf_overrides": {"rope_theta": 1}}, {"model": "weights"}],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_weights_under_the_same_name_are_another_namespace(
+    stack: dict[str, Any], other: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only workers can see this: the scheduler's side is told the name of the model alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("weights").mkdir()
+    Path("weights/model.safetensors").write_bytes(b"weights")
+
+    def namespace() -> object:
+        sides = Sides(stack)
+        found = sides.manager.inner.stack.worker_setup(0).namespace
+        sides.close()
+        return found
+
+    before = namespace()
+    assert namespace() == before
+    for name, value in other.items():
+        monkeypatch.setattr(spec.get_current_vllm_config().model_config, name, value)
+    assert namespace() != before
 
 
 def test_an_engine_on_several_machines_is_refused(stack: dict[str, Any], parallel: SimpleNamespace) -> None:

@@ -3,17 +3,18 @@
 ``llama`` has one KV cache group. ``gemma`` mixes sliding windows with full attention, which makes three groups of it.
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
 ``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
-``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``.
+``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``, and ``mimo`` for itself (MTP).
 Their weights are so wide that a wrong byte in the KV cache changes the greedy tokens.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     DeepseekV2Config,
@@ -30,6 +31,8 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -174,6 +177,31 @@ def save_eagle(place: Path, target: PreTrainedModel) -> None:
         save_file({**weights, "fc.weight": wide(width, inputs * width)}, file, metadata={"format": "pt"})
 
 
+def mimo() -> PreTrainedModel:
+    """Two layers of MiMo, which are those of Qwen2; :func:`save_mimo` adds the layer that proposes tokens."""
+    model = Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=2, **COMMON))
+    with torch.no_grad():
+        model.lm_head.weight[FEW_WORDS] *= 20
+    return model
+
+
+def save_mimo(place: Path) -> None:
+    """Make MiMo of the folder: its own architecture, and the weights of a layer for MTP beside the model's."""
+    file, config = place / "model.safetensors", place / "config.json"
+    weights, width = load_file(file), COMMON["hidden_size"]
+    extra = {"input_proj.weight": torch.randn(width, 2 * width) * WEIGHT_STD}
+    extra |= {
+        f"{name}.weight": torch.ones(width) for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")
+    }
+    block = "model.layers.0."
+    extra |= {name.removeprefix(block): weight.clone() for name, weight in weights.items() if name.startswith(block)}
+    weights |= {f"model.mtp_layers.0.{name}": weight for name, weight in extra.items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    fields = json.loads(config.read_text(encoding="utf-8"))
+    fields |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    config.write_text(json.dumps(fields), encoding="utf-8")
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per word; the words are w0 to w999."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
@@ -184,13 +212,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
-    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek, qwen3, falcon):
+    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek, qwen3, falcon, mimo):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)
         tokenizer().save_pretrained(place)
     torch.manual_seed(SEED)
     save_eagle(folder, terse())
+    save_mimo(folder / "mimo")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tierkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-DRAFTS = ("draft_model", "eagle", "eagle3")
+DRAFTS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of speculation whose draft has a KV cache that tierkv stores and loads."""
 
 

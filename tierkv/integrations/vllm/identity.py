@@ -7,6 +7,7 @@ and folders do not enter, so copies of one model on several machines are equal.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,33 @@ def weights_identity(model_config: Any) -> str:  # noqa: ANN401 - vLLM's, which 
     """
     commit = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
     return str(commit) if commit else folder_digest(str(model_config.model))
+
+
+def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
+    """Revision of a model as the user named it, and the identity of its weights."""
+    return " ".join(filter(None, (model_config.revision, weights_identity(model_config))))
+
+
+def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
+    """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
+
+    These are the number format of the weights, overrides of the model's configuration, and the draft whose KV is stored
+    beside that of the model.
+    """
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
+    if model.hf_overrides:
+        words["overrides"] = digest_of(model.hf_overrides)
+    if speculative is not None and speculative.uses_draft_kv_cache():
+        draft = speculative.draft_model_config
+        words["draft"] = digest_of(revision_of(draft) or str(draft.model))
+    return words
+
+
+def digest_of(value: object) -> str:
+    """Digest of a value of a configuration. Of a function, its name."""
+    text = json.dumps(value, sort_keys=True, default=lambda item: getattr(item, "__qualname__", str(item)))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def folder_digest(place: str) -> str:

@@ -5,8 +5,6 @@ Scheduler and workers derive equal results from their own copies of the configur
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from dataclasses import replace
@@ -25,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.engine_checks import check_context, check_nodes, check_speculation
-from tierkv.integrations.vllm.identity import weights_identity
+from tierkv.integrations.vllm.identity import digest_of, revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.integrations.vllm.states import check_states, describe_states, spec_of
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
@@ -65,7 +63,7 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     worker_heads = int(model.get_total_num_kv_heads()) // vllm_config.parallel_config.world_size
     return EngineSpec(
         model=str(model.model),
-        revision=" ".join(filter(None, (model.revision, weights_identity(model)))),
+        revision=revision_of(model),
         dtype=_dtype_name(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype),
         layout=_layout(vllm_config, kv_cache_config),
         groups=tuple(
@@ -184,27 +182,20 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
     """Describe further facts that the bytes of a page depend on, as one line of text.
 
     These are the resolved layout, the order of layers, and the device and attention backend, which arrange a page for
-    their kernels. Number format of the weights and overrides of the model's configuration change the values themselves.
+    their kernels. What :func:`.weights_words` names changes the values themselves.
     """
-    model, cache = vllm_config.model_config, vllm_config.cache_config
+    cache = vllm_config.cache_config
     attention = getattr(vllm_config, "attention_config", None)
     parts = {
         "kv": _kv_layout(cache, kv_cache_config),
-        "layers": _digest([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
-        "weights": f"{_dtype_name(model.dtype)}/{model.quantization or 'none'}",
+        "layers": digest_of([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
     }
     if states := describe_states(kv_cache_config.kv_cache_groups):
-        parts["states"] = _digest([states, bool(getattr(cache, "use_replayssm", False))])
-    if model.hf_overrides:
-        parts["overrides"] = _digest(model.hf_overrides)
+        parts["states"] = digest_of([states, bool(getattr(cache, "use_replayssm", False))])
+    parts |= weights_words(vllm_config)
     words = [f"{name}={value}" for name, value in parts.items()]
     return " ".join([*words, device_words(getattr(attention, "backend", None))])
 
 
 def _kv_layout(cache_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (the same)
     return str(getattr(kv_cache_config, "kv_cache_layout", None) or cache_config.kv_cache_layout or "unknown")
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, default=lambda item: getattr(item, "__qualname__", str(item)))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

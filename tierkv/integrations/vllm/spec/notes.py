@@ -1,8 +1,9 @@
-"""Notes in shared memory in which a worker describes its state layers to the scheduler's process.
+"""Notes in shared memory in which a worker describes its layers and weights to the scheduler's process.
 
-``OffloadingConfig`` only names the layers of each group. But tierkv must know whether a page is a state, and its shapes
-and number formats. They decide which engines can use the bytes, which codecs may round them, and how a hit is looked
-up. Workers know them, and vLLM creates workers before the scheduler. So the engine's first worker writes a note into
+``OffloadingConfig`` only names the layers of each group, and the model. But tierkv must know whether a page is a state,
+and its shapes and number formats: they decide which engines can use the bytes, which codecs may round them, and how a
+hit is looked up. And it must know what else the KV depends on, such as the revision of the weights. Workers know all
+this, and vLLM creates workers before the scheduler. So the engine's first worker writes a note into
 memory whose name contains the engine's id. The memory is released with the worker's process, also after a crash.
 """
 
@@ -12,6 +13,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tierkv.errors import ConfigError
 from tierkv.memory.shared import SharedMemory, read_named_memory
@@ -19,16 +21,29 @@ from tierkv.memory.shared import SharedMemory, read_named_memory
 _ID_BYTES = 16
 
 
-class StatesNote:
+class Noted(NamedTuple):
+    """Content of a note."""
+
+    states: tuple[str, ...]
+    """Description of the states per group; empty for groups without states."""
+    revision: str = ""
+    """Revision of the model, and identity of its weights."""
+    words: str = ""
+    """Further facts that the values of the KV depend on."""
+
+
+class WorkerNote:
     """Note of a worker, readable until it is closed.
 
     Args:
         engine_id: id of the engine, from vLLM's ``KVTransferConfig``.
         states: description of the states per group; empty for groups without states.
+        revision: revision of the model, and identity of its weights.
+        words: further facts that the values of the KV depend on.
     """
 
-    def __init__(self, engine_id: str, states: Sequence[str]) -> None:
-        data = json.dumps(list(states)).encode()
+    def __init__(self, engine_id: str, states: Sequence[str], revision: str = "", words: str = "") -> None:
+        data = json.dumps([list(states), revision, words]).encode()
         self._memory = SharedMemory(_name(engine_id))
         self._mapped: mmap.mmap = self._memory.map(len(data))
         self._mapped[:] = data
@@ -39,7 +54,7 @@ class StatesNote:
         self._mapped.close()
 
 
-def read_states(engine_id: str, num_groups: int) -> tuple[str, ...]:
+def read_note(engine_id: str, num_groups: int) -> Noted:
     """Read the note of the engine's first worker.
 
     Raises:
@@ -49,15 +64,16 @@ def read_states(engine_id: str, num_groups: int) -> tuple[str, ...]:
     if len(notes) > 1:
         raise ConfigError(
             f"kv_transfer_config.engine_id = {engine_id!r} is that of several engines on this machine, whose layers "
-            "differ: give each its own id, or remove it"
+            "or weights differ: give each its own id, or remove it"
         )
-    states = tuple(json.loads(notes.pop())) if notes else ()
-    if len(states) != num_groups:
+    states, revision, words = json.loads(notes.pop()) if notes else ((), "", "")
+    noted = Noted(tuple(states), revision, words)
+    if len(noted.states) != num_groups:
         raise ConfigError(
-            f"vLLM's workers described {len(states)} of {num_groups} KV cache groups: TierKVSpec supports engines "
-            "whose first worker runs on the scheduler's machine, as the same user; use TierKVConnector otherwise"
+            f"vLLM's workers described {len(noted.states)} of {num_groups} KV cache groups: TierKVSpec supports "
+            "engines whose first worker is on the scheduler's machine, as the same user; use TierKVConnector otherwise"
         )
-    return states
+    return noted
 
 
 def _name(engine_id: str) -> str:

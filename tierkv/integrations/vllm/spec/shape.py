@@ -3,7 +3,8 @@
 The scheduler's side gets the bytes per block, but not their distribution over layers. vLLM 0.32 does not describe the
 attention of a group either. So each group has one page per block with all its bytes, and the workers, which have the
 tensors, fill it. The meaning of the pages is still part of the namespace: the model and its layers by group, the KV
-layout, the number format, the states (described by a worker: :mod:`~.notes`), the device, and the number of workers.
+layout, the number format, states and weights (described by a worker: :mod:`~.notes`), the device, and the number
+of workers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from tierkv.config.schema import StackConfig
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.vllm.identity import folder_digest
+from tierkv.integrations.vllm.spec.notes import Noted
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry
 
@@ -27,13 +28,13 @@ VLLM_KEYS = frozenset({
 """Keys that vLLM itself reads in ``kv_connector_extra_config``."""
 
 
-def offloading_engine(config: Any, device: str, states: Sequence[str]) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
+def offloading_engine(config: Any, device: str, noted: Noted) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
     """Derive the engine's shape.
 
     Args:
         config: vLLM's ``OffloadingConfig``.
         device: result of :func:`~tierkv.integrations.vllm.device.device_words`.
-        states: description of the states per group, from :mod:`~.notes`; empty for groups without states.
+        noted: the first worker's note about states and weights.
     """
     parallel = config.parallel
     words = ["offloading", f"kv={config.kv_cache_layout or 'unknown'}"]
@@ -41,16 +42,18 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
         parallel.world_size if getattr(config, "replicated_layout", False) else 1
     )  # with latent attention in all layers
     words.append(f"layers={_digest([list(group.layer_names) for group in config.groups])}")
-    if any(states):
-        words.append(f"states={_digest(list(states))}")
+    if any(noted.states):
+        words.append(f"states={_digest(list(noted.states))}")
+    if noted.words:
+        words.append(noted.words)
     return EngineSpec(
         model=config.model.name,
-        revision=folder_digest(config.model.name),
+        revision=noted.revision,
         dtype=config.model.dtype,
         layout=" ".join([*words, device]),
         groups=tuple(
             replace(_group(group, config, state), copies=copies)
-            for group, state in zip(config.groups, states, strict=True)
+            for group, state in zip(config.groups, noted.states, strict=True)
         ),
         hash_block_tokens=config.cache.tokens_per_hash,
         num_workers=parallel.world_size,

@@ -23,6 +23,7 @@ from tierkv.integrations.vllm.engine_checks import (
     let_failed_loads_recompute,
     warn_of_lost_stores,
 )
+from tierkv.integrations.vllm.identity import revision_of, weights_words
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
@@ -30,7 +31,7 @@ from tierkv.integrations.vllm.refusals import WorkerErrors, contains_errors
 from tierkv.integrations.vllm.spec.containment import ContainedManager
 from tierkv.integrations.vllm.spec.failed_loads import report_failed_loads
 from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
-from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
+from tierkv.integrations.vllm.spec.notes import WorkerNote, read_note
 from tierkv.integrations.vllm.spec.shape import (
     VLLM_KEYS,
     check_engine,
@@ -90,7 +91,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         """Return the scheduler's side; the first call opens the stack.
 
         Raises:
-            ConfigError: the workers have not described their states, or these are not supported.
+            ConfigError: the workers have not described their layers, or these are not supported.
             PluginError: a plugin that the stack names is missing or broken.
             BackendError: a tier cannot be opened.
         """
@@ -100,10 +101,10 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             config = with_events(self._stack_config, enabled=enabled)
             places = localities(resolve(config, registry))
             ids = [group.group_id for group in self.config.groups]
-            states = read_states(self.config.engine_id, len(ids))
-            if any(states):
+            noted = read_note(self.config.engine_id, len(ids))
+            if any(noted.states):
                 check_sizes(set(self.tokens_per_block), self.tokens_per_hash)
-            engine = offloading_engine(self.config, device_words(), states)
+            engine = offloading_engine(self.config, device_words(), noted)
             stack = open_staged_stack(config, engine, group_ids=ids, waits_whole=True, plugins=registry)
             events = OffloadingEvents(places) if enabled else None
             manager = TierKVManager(stack, places, events, self._options.reset_scope)
@@ -111,7 +112,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> TierKVWorker:
-        """Return a worker's side. The first worker writes the note about its state layers.
+        """Return a worker's side. The first worker writes the note about its layers and weights.
 
         Raises:
             ConfigError: the engine's configuration is not supported. The message names the setting and the fix.
@@ -122,8 +123,10 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             check_nodes(vllm_config)
             check_speculation(vllm_config)
             rank, states = self.config.parallel.rank, layer_states(self.config.groups)
-            note = StatesNote(self.config.engine_id, states) if rank == 0 else None
+            note = None
             if rank == 0:
+                words = " ".join(f"{name}={value}" for name, value in weights_words(vllm_config).items())
+                note = WorkerNote(self.config.engine_id, states, revision_of(vllm_config.model_config), words)
                 warn_of_lost_stores(vllm_config, self._stack_config)
             self._worker = TierKVWorker(_pages(kv_caches), rank, note, contains=contains_errors())
             self._worker.reports_failures = report_failed_loads(self._worker.take_failed)
@@ -136,7 +139,7 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
     Args:
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
         rank: rank of this worker.
-        note: note about state layers, closed with the worker.
+        note: note about layers and weights, closed with the worker.
         contains: whether errors are kept from vLLM.
     """
 
@@ -144,7 +147,7 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
         self,
         pages: Sequence[Sequence[torch.Tensor]],
         rank: int,
-        note: StatesNote | None = None,
+        note: WorkerNote | None = None,
         *,
         contains: bool = True,
     ) -> None:
