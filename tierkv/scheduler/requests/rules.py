@@ -53,7 +53,7 @@ def check_hashes(record: RequestRecord, hashes_max: int | None = None) -> None:
 def check_same_request(record: RequestRecord, request: Request) -> None:
     """Check that a request is the live one of its id, or continues the prompt of that one.
 
-    Hashes are chained, so one of them stands for all before it. A session may go on with a longer prompt.
+    Hashes are chained, so one of them shows all before it. A session may go on with a longer prompt.
 
     Raises:
         EngineProtocolError: the first one has finished; or this one has another prompt, or a shorter one, which would
