@@ -373,7 +373,7 @@ def test_a_draft_that_no_test_shows_to_be_right_is_refused(
 def test_other_weights_under_the_same_name_are_another_namespace(
     stack: dict[str, Any], other: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Only workers can see this: the scheduler's side is told the name of the model alone."""
+    """Only workers can see this: the scheduler's side gets the name of the model alone."""
     monkeypatch.chdir(tmp_path)
     Path("weights").mkdir()
     Path("weights/model.safetensors").write_bytes(b"weights")
