@@ -169,7 +169,7 @@ def capabilities_page() -> str:
     record = capabilities.Capabilities
     meanings = described_fields(record)
     rows = [
-        f"| `{field.name}` | {field.type} | `{field.default}` | {meanings[field.name]} |"
+        f"| `{field.name}` | {str(field.type).replace(' | ', ' or ')} | `{field.default}` | {meanings[field.name]} |"
         for field in dataclasses.fields(record)
     ]
     lead = paragraphs(capabilities.__doc__ or "")
