@@ -18,9 +18,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from tierkv.errors import CorruptFrameError
+from tierkv.frames.frame import HEADER_BYTES, frame_bytes
+from tierkv.frames.sealer import FrameSealer
+from tierkv.testing.frames import make_frame, make_key
+from tierkv.types.keys import Key
 
 HANG_S = 30
 """Seconds for the use of one damaged place; beyond it, the backend hangs."""
@@ -71,6 +77,47 @@ class Summary:
     """Number of outcomes with each note."""
     slowest_s: float = 0.0
     """Longest time of opening in seconds."""
+
+
+class SealedFrames:
+    """Frames of numbered keys in several versions, sealed as the framework does, and the judge of what is read.
+
+    Args:
+        fingerprint: of the namespace.
+        raw_bytes: lengths of payloads; the keys have them in turn.
+        versions: number of versions in which a key may have been stored.
+    """
+
+    def __init__(self, fingerprint: bytes, raw_bytes: Sequence[int], versions: int) -> None:
+        self._sealer = FrameSealer(fingerprint)
+        self._raw_bytes = raw_bytes
+        self._versions = versions
+        self._made: dict[tuple[int, int], bytes] = {}
+
+    def frame(self, number: int, version: int) -> bytes:
+        """Frame of a key in one of its versions, made once."""
+        if (number, version) not in self._made:
+            raw_bytes = self._raw_bytes[number % len(self._raw_bytes)]
+            slot = bytearray(frame_bytes(raw_bytes))
+            slot[HEADER_BYTES : HEADER_BYTES + raw_bytes] = make_frame(make_key(number), version, raw_bytes)
+            self._sealer.seal(memoryview(slot), make_key(number), raw_bytes)
+            self._made[number, version] = bytes(slot)
+        return self._made[number, version]
+
+    def frames(self, numbers: Iterable[int], version: int) -> dict[Key, bytes]:
+        """Frames of some keys."""
+        return {make_key(number): self.frame(number, version) for number in numbers}
+
+    def is_wrong(self, number: int, found: bytes) -> bool:
+        """Whether bytes pass the framework's check and are no frame that was ever stored under the key."""
+        try:
+            header = self._sealer.check_slot(memoryview(found), make_key(number))
+        except CorruptFrameError:
+            return False
+        payload = slice(HEADER_BYTES, HEADER_BYTES + header.raw_bytes)
+        return not any(
+            found[payload] == self.frame(number, version)[payload] for version in range(1, self._versions + 1)
+        )
 
 
 def play_seeds(damage: Damage, place: Path, seeds: Sequence[int], jobs: int = 1) -> Summary:

@@ -6,11 +6,10 @@ As a program: ``python disk_damage.py --count 1000 --seed 1 [--only 17]`` prints
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from disk_support import PAGE, make_namespace
 
 import tierkv_disk
 from tierkv.abc import BackendContext
-from tierkv.errors import CorruptFrameError, NamespaceMismatchError
-from tierkv.frames.frame import HEADER_BYTES, frame_bytes
+from tierkv.errors import NamespaceMismatchError
+from tierkv.frames.frame import frame_bytes
 from tierkv.frames.recognition import recognise_frame
-from tierkv.frames.sealer import FrameSealer
 from tierkv.testing.conformance.session import Session
-from tierkv.testing.damage import Damage, Outcome, change_bytes, change_length, change_pages, main
-from tierkv.testing.frames import make_frame, make_key
-from tierkv.types.keys import Key
+from tierkv.testing.damage import Damage, Outcome, SealedFrames, change_bytes, change_length, change_pages, main
+from tierkv.testing.frames import make_key
 from tierkv_disk import DiskOptions
 from tierkv_disk.log.reading import used_bytes
 
@@ -52,32 +49,7 @@ DOCUMENTS = (
 )
 NAMESPACE = make_namespace()
 FINGERPRINT = NAMESPACE.fingerprint()
-SEALER = FrameSealer(FINGERPRINT)
-
-
-@functools.cache
-def frame(number: int, version: int) -> bytes:
-    """Frame of a key in one of its versions, sealed as the framework does."""
-    raw_bytes = RAW_BYTES[number % len(RAW_BYTES)]
-    slot = bytearray(frame_bytes(raw_bytes))
-    slot[HEADER_BYTES : HEADER_BYTES + raw_bytes] = make_frame(make_key(number), version, raw_bytes)
-    SEALER.seal(memoryview(slot), make_key(number), raw_bytes)
-    return bytes(slot)
-
-
-def frames(numbers: Iterable[int], version: int) -> dict[Key, bytes]:
-    """Frames of some keys."""
-    return {make_key(number): frame(number, version) for number in numbers}
-
-
-def is_wrong(number: int, found: bytes) -> bool:
-    """Whether bytes pass the framework's check and are no frame that was ever stored under the key."""
-    try:
-        header = SEALER.check_slot(memoryview(found), make_key(number))
-    except CorruptFrameError:
-        return False
-    payload = slice(HEADER_BYTES, HEADER_BYTES + header.raw_bytes)
-    return not any(found[payload] == frame(number, version)[payload] for version in range(1, VERSIONS + 1))
+STORED = SealedFrames(FINGERPRINT, RAW_BYTES, VERSIONS)
 
 
 @contextlib.contextmanager
@@ -101,13 +73,13 @@ def directory(place: Path) -> Path:
 def build(place: Path) -> None:
     """Fill a tier, with deleted, rewritten and quarantined frames; ``old`` beside it is an earlier state."""
     with opened(place) as disk:
-        disk.put(frames(range(FRAMES), 1))
+        disk.put(STORED.frames(range(FRAMES), 1))
     shutil.copytree(directory(place), place.with_name("old"))
     with opened(place) as disk:
         disk.forget(map(make_key, range(0, FRAMES, 4)))
-        disk.put(frames(range(0, FRAMES, 3), 2))
+        disk.put(STORED.frames(range(0, FRAMES, 3), 2))
     (directory(place) / "quarantine.jsonl").touch()
-    frames(range(FRAMES), VERSIONS)  # made once, before the processes that play a copy are forked
+    STORED.frames(range(FRAMES), VERSIONS)  # made once, before the processes that play a copy are forked
 
 
 def mutate(place: Path, rng: random.Random) -> str:
@@ -176,10 +148,10 @@ def play(place: Path) -> Outcome:
 def _play(disk: Session, place: Path, open_s: float) -> Outcome:
     keys = [make_key(number) for number in range(FRAMES)]
     for number, found in enumerate(disk.read(keys)):
-        if isinstance(found, bytes) and is_wrong(number, found):
+        if isinstance(found, bytes) and STORED.is_wrong(number, found):
             return Outcome(f"frame {number} is wrong", open_s)
     disk.forget(keys[::2])
-    stored = frames(range(FRAMES), VERSIONS)
+    stored = STORED.frames(range(FRAMES), VERSIONS)
     if any(failed := disk.write(stored)):
         return Outcome(f"not storable: {next(filter(None, failed))}", open_s)
     if disk.read(keys) != list(stored.values()):

@@ -31,8 +31,8 @@ def test_damage_by_field(tmp_path: Path) -> None:
 
 def test_a_wrong_frame_is_recognised() -> None:
     """The oracle itself: an earlier version is right, damage is a miss, and a sealed frame of other bytes is wrong."""
-    assert not disk_damage.is_wrong(1, disk_damage.frame(1, 2))
-    damaged = bytearray(disk_damage.frame(1, 2))
+    assert not disk_damage.STORED.is_wrong(1, disk_damage.STORED.frame(1, 2))
+    damaged = bytearray(disk_damage.STORED.frame(1, 2))
     damaged[HEADER_BYTES + 5] ^= 1
-    assert not disk_damage.is_wrong(1, bytes(damaged))
-    assert disk_damage.is_wrong(1, disk_damage.frame(1, disk_damage.VERSIONS + 1))
+    assert not disk_damage.STORED.is_wrong(1, bytes(damaged))
+    assert disk_damage.STORED.is_wrong(1, disk_damage.STORED.frame(1, disk_damage.VERSIONS + 1))
