@@ -32,6 +32,12 @@ def test_all_promises_hold_in(scenario: str) -> None:
         assert outcome.finding is None, story(outcome)
 
 
+def test_a_chunk_that_is_chosen_after_its_use_may_stay() -> None:
+    """Above a quota a chunk is released, chosen, and wanted again within a step: nothing of the core is wrong."""
+    outcome = simulate(700722, scenario="demotions", steps=45)
+    assert outcome.finding is None, story(outcome)
+
+
 def test_a_seed_decides_everything() -> None:
     """A failure must be reproducible, also in another process with other hashes."""
     command = [sys.executable, "-m", "simulation", "--seeds", "4", "--steps", "80", "--json"]

@@ -170,6 +170,18 @@ class Probe:
 
         vars(host)["evict_for"] = choose_aloud
 
+    def listen_to_trims(self, chosen: Callable[[list[Key]], None]) -> None:
+        """Observe the chunks above a quota that are chosen to be written below before they leave the host tier."""
+        host = self.manager._host
+        choose = host.begin_quota_demotions
+
+        def choose_aloud() -> list[int]:
+            slots = choose()
+            chosen([host.slots.key(slot) for slot in slots])
+            return slots
+
+        vars(host)["begin_quota_demotions"] = choose_aloud
+
     def slots_at_rest(self) -> bool:
         """Whether every slot is free or can be evicted."""
         host = self.manager._host

@@ -25,6 +25,8 @@ class QuotaChecks:
         self._tables = {name: table for name, table in tables.items() if has_quotas(table)}
         self._tells_apart = not setup.features.tenants  # otherwise several may share a quota, and none can be checked
         self._seen: dict[str, dict[Key, Kept]] = {}
+        self._chosen: set[Key] = set()
+        probe.listen_to_trims(self._chosen.update)
 
     def forget(self, name: str) -> None:
         """A tier was attached: all of its chunks are new."""
@@ -46,13 +48,17 @@ class QuotaChecks:
             demand(total == right or not swept, QUOTAS, f"{name} tells of {total} bytes, there are {right}")
             if self._tells_apart:
                 self._check_trimmed(name, before, now)
+        self._chosen.clear()
 
     def _check_trimmed(self, name: str, before: Mapping[Key, Kept], now: Mapping[Key, Kept]) -> None:
         stayed = {key: kept.size for key, kept in now.items() if key in before and before[key].lease == kept.lease}
         idle = _by_tenant({key: size for key, size in stayed.items() if not before[key].used})
         # Chosen to leave, and wanted again before it was written: it stays, and another one leaves in the next step.
-        # Where all unused chunks are needed again, none can be evicted.
-        came_back = _by_tenant({key: size for key, size in stayed.items() if now[key].used and not before[key].used})
+        # Where all unused chunks are needed again, none can be evicted. One that was used when the step began may have
+        # been chosen after its use.
+        chosen = self._chosen if name == HOST else set[Key]()
+        wanted = {key for key in stayed if now[key].used and (key in chosen or not before[key].used)}
+        came_back = _by_tenant({key: stayed[key] for key in wanted})
         for tenant, over in self._over(name, _by_tenant(stayed)).items():
             if idle[tenant] > came_back[tenant] and over > came_back[tenant]:
                 raise Violation(QUOTAS, f"{tenant.hex() or 'nobody'} keeps {over} bytes too many in {name}")
