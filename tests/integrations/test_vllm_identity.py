@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tierkv.integrations.vllm import identity
-from tierkv.integrations.vllm.identity import Adapters, folder_digest, weights_identity
+from tierkv.integrations.vllm.identity import Adapters, folder_digest, weights_identity, weights_words
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -37,6 +37,34 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path: Path) -> None:
     assert weights_identity(SimpleNamespace(model="org/m")) == ""
     local = SimpleNamespace(model=str(write(tmp_path, b"weights")), hf_config=SimpleNamespace(_commit_hash=None))
     assert weights_identity(local) == folder_digest(str(tmp_path)) != ""
+
+
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("fields", "lengths", "words"),
+    [
+        pytest.param({"rope_parameters": LONG}, (4096, 4097, 8192), ["short", "long", "long"], id="longrope"),
+        pytest.param({"rope_parameters": {"full": LONG}}, (4096, 8192), ["short", "long"], id="by kind of layer"),
+        pytest.param({"model_type": "llama4_text"}, (32768, 32769), ["short", "long"], id="llama4"),
+        pytest.param({"rope_parameters": {"rope_type": "default"}}, (4096, 8192), [None, None], id="default"),
+        pytest.param({}, (4096, 8192), [None, None], id="none"),
+    ],
+)
+def test_the_context_length_counts_where_a_model_computes_otherwise_for_a_long_one(
+    fields: dict[str, object], lengths: tuple[int, ...], words: list[str | None]
+) -> None:
+    """An engine started again with another ``--max-model-len`` keeps its chunks, except where their KV is another."""
+
+    def context(length: int) -> str | None:
+        model = SimpleNamespace(
+            dtype="float32", quantization=None, hf_overrides={}, max_model_len=length,
+            hf_text_config=SimpleNamespace(**fields),
+        )  # fmt: skip
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("context")
+
+    assert [context(length) for length in lengths] == words
 
 
 def test_an_adapter_that_changes_under_a_running_server_is_not_served(

@@ -95,6 +95,23 @@ def test_other_overrides_of_the_same_weights_find_nothing(
     assert tokens_of(answers) == tokens_of(again) != tokens_of(before)
 
 
+def test_a_longer_context_finds_nothing_where_it_changes_the_keys(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """With LongRoPE, vLLM turns keys by other factors where prompts may be long: equal tokens have another KV."""
+    asked = prompts("longrope", 2)
+    tier = {"backend": "disk", "path": str(tmp_path / "tier"), "capacity": "64MiB"}
+    setup = setup_over(seam, tier, "phi")
+    with start_engine(setup) as engine:
+        before = engine.call("vllm_scenarios:serve", prompts=asked)
+    with start_engine(replace(setup, arguments={**setup.arguments, "max_model_len": 256})) as engine:
+        answers = engine.call("vllm_scenarios:serve", prompts=asked)
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(answers) == [0] * 2
+    assert cached_of(again) == [CACHED] * 2
+    assert tokens_of(answers) == tokens_of(again) != tokens_of(before)
+
+
 def test_another_model_finds_nothing_there(seam: Seam, start_engine: StartEngine, s3: S3Server) -> None:
     """Two models share a bucket by mistake: each sees its own chunks only, whatever the prompts."""
     asked, tier = prompts("other model", 2), bucket_tier(s3)

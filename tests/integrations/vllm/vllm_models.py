@@ -4,6 +4,7 @@
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
 ``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
 ``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``, and ``mimo`` for itself (MTP).
+``phi`` computes otherwise where its context may be long.
 Their weights are so wide that a wrong byte in the KV cache changes the greedy tokens.
 """
 
@@ -29,6 +30,8 @@ from transformers import (
     Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -202,6 +205,17 @@ def save_mimo(place: Path) -> None:
     config.write_text(json.dumps(fields), encoding="utf-8")
 
 
+def phi() -> PreTrainedModel:
+    """Two layers whose keys are turned by other factors where a prompt may have more than 256 tokens (LongRoPE)."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 256}
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    sizes = {name: size for name, size in COMMON.items() if name != "head_dim"}
+    config = Phi3Config(
+        num_hidden_layers=2, original_max_position_embeddings=256, rope_parameters=rope | factors, **sizes
+    )
+    return Phi3ForCausalLM(config)
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per word; the words are w0 to w999."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
@@ -212,7 +226,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
-    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek, qwen3, falcon, mimo):
+    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek, qwen3, falcon, mimo, phi):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,37 @@ def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
 def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
     """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
 
-    These are the number format of the weights, overrides of the model's configuration, and the draft whose KV is stored
-    beside that of the model.
+    These are the number format of the weights, overrides of the model's configuration, the context length where the
+    model computes otherwise for a long one, and the draft whose KV is stored beside that of the model.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
     if model.hf_overrides:
         words["overrides"] = digest_of(model.hf_overrides)
+    if limit := _context_limit(getattr(model, "hf_text_config", None)):
+        words["context"] = "long" if model.max_model_len > limit else "short"
     if speculative is not None and speculative.uses_draft_kv_cache():
         draft = speculative.draft_model_config
         words["draft"] = digest_of(revision_of(draft) or str(draft.model))
     return words
+
+
+def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)
+    """Largest ``max_model_len`` for which the model computes as for short prompts; 0: it does not look at that.
+
+    vLLM turns the keys of a model with LongRoPE by other factors where prompts may be longer than in its first
+    training, and scales queries of Llama 4 in later layers by the position.
+    """
+    if str(getattr(config, "model_type", "")).startswith("llama4"):
+        return 32768
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer = [rope, *rope.values()] if isinstance(rope, Mapping) else []
+    limits = [
+        int(one.get("original_max_position_embeddings", 0))
+        for one in by_layer
+        if isinstance(one, Mapping) and one.get("rope_type") == "longrope"
+    ]
+    return max(limits, default=0)
 
 
 def digest_of(value: object) -> str:
