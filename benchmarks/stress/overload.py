@@ -5,13 +5,15 @@ whose four threads each read a chunk in a millisecond, and a step of 20 ms. Ever
 loaded twice. Loading is faster than computing. A chunk that is not loaded means that a lookup was answered too early.
 
 The same prompts are served with other lookup deadlines in the same run; the limit of the completion time is the best of
-them. Further rows: a request that is asked about once and then not for 5.2 s; and requests that wait while four run.
+them. Further rows: a request that is asked about once and then not for 5.2 s; requests that wait while four run; and a
+burst in an engine that states its prefill rate, so that loading is weighed against computing, over tiers that are
+faster and slower than it. The limit of the slower ones is an engine that only computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.core.rig import BLOCK_TOKENS, GEOMETRY, keys_of, random_hashes
 from benchmarks.measure import Settings, progress
@@ -24,6 +26,15 @@ from tierkv.types.engine import StepOutput
 DEADLINES_S = (0.5, 2.0, 5.0, 60.0, 300.0)
 ODD_TOKENS = 10
 RUNNING_MAX = 4
+KNOWN_PROMPTS, KNOWN_CHUNKS = 3, 8
+"""Prompts that make the speed of a tier known, and their chunks."""
+USUAL_PACE = Pace()
+PACES = {
+    "4 times the engine's rate": Pace(0.005, 0.004),
+    "half the engine's rate": Pace(0.05, 0.032),
+    "a tenth of it": Pace(0.05, 0.16),
+}
+"""Tiers by the tokens that they deliver per second, against those that the engine computes."""
 PAUSE_S = 5.2
 """Time without a question about a request: longer than the default deadline."""
 
@@ -39,6 +50,16 @@ class Load:
     """Tokens that each request generates."""
     shared: bool = False
     """Whether the tier is shared, so that existence is probed."""
+    pace: Pace = USUAL_PACE
+    """Of the tier."""
+    running_max: int = RUNNING_MAX
+    """Requests that run or load at a time."""
+    prefill_tokens_per_s: float | None = None
+    """Rate that the engine states; None: none."""
+    known_prompts: int = 0
+    """Prompts of a few chunks that are served before, so that the speed of the tier is known."""
+    is_stored: bool = True
+    """Whether the tier has the prompts."""
 
     @property
     def total(self) -> int:
@@ -57,23 +78,29 @@ class Outcome:
     deadlines_expired: int
 
 
-def make_core(load: Load, deadline_s: float | None) -> tuple[ClockedCore, list[list[bytes]]]:
-    """Core over a tier that has all prompts, and their hashes."""
+def make_core(load: Load, deadline_s: float | None) -> tuple[ClockedCore, list[list[bytes]], list[list[bytes]]]:
+    """Core over a tier that has all prompts, and the hashes of those served before, and of the load."""
+    before = [random_hashes(KNOWN_CHUNKS, seed=-1 - number) for number in range(load.known_prompts)]
     hashes = [random_hashes(load.chunks, seed=1 + number) for number in range(load.prompts)]
-    keys = [key for prompt in hashes for key in keys_of(prompt)]
+    keys = [key for prompt in (*before, *hashes) for key in keys_of(prompt)] if load.is_stored else []
     tiers = [shared_tier(0)] if load.shared else local_tiers(GEOMETRY.payload_bytes_max, [keys])
-    return ClockedCore(GEOMETRY, load.slots, tiers, [Pace()], deadline_s=deadline_s), hashes
+    rate = load.prefill_tokens_per_s
+    core = ClockedCore(GEOMETRY, load.slots, tiers, [load.pace], deadline_s=deadline_s, prefill_tokens_per_s=rate)
+    return core, before, hashes
 
 
 def serve(load: Load, deadline_s: float | None = None) -> Outcome:
     """Serve a load to its end. deadline_s: of lookups; None: the default."""
-    clocked, hashes = make_core(load, deadline_s)
+    clocked, before, hashes = make_core(load, deadline_s)
+    for number, prompt in enumerate(before):
+        QueueEngine(clocked, [prompt_of(f"before-{number}", prompt, ODD_TOKENS)], 1, 1).serve()
+    expired, read = clocked.core.counters.deadlines_expired, clocked.tiers.chunks_read
     prompts = [prompt_of(f"request-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(hashes)]
-    engine = QueueEngine(clocked, prompts, RUNNING_MAX, load.output_tokens)
+    engine = QueueEngine(clocked, prompts, load.running_max, load.output_tokens)
     completion_s = engine.serve()
     loaded = sum(served.loaded for served in engine.done) // BLOCK_TOKENS
-    expired = clocked.core.counters.deadlines_expired
-    return Outcome(completion_s, loaded, engine.computed_tokens, clocked.tiers.chunks_read, expired)
+    expired = clocked.core.counters.deadlines_expired - expired
+    return Outcome(completion_s, loaded, engine.computed_tokens, clocked.tiers.chunks_read - read, expired)
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -101,7 +128,33 @@ def run(settings: Settings) -> Iterator[Row]:
         yield _share(
             f"{what}, {RUNNING_MAX} running for {roomy.output_tokens * STEP_S:.1f} s each", roomy, serve(roomy)
         )
+        yield from _weighed(settings.pick(120, 6), settings.pick(60, 8))
         yield from _pauses(settings.pick(500, 8))
+
+
+def _weighed(prompts: int, chunks: int) -> Iterator[Row]:
+    """Rows of a burst in an engine that states its prefill rate, over a host tier for all prompts."""
+    rate, slots = PREFILL_TOKENS_PER_S, 2 * prompts * chunks
+    load = Load(prompts, chunks, slots, running_max=64, prefill_tokens_per_s=rate, known_prompts=KNOWN_PROMPTS)
+    what = f"{prompts} prompts of {chunks} chunks over {load.slots} slots, prefill rate stated"
+    yield _share(what, load, serve(load))
+    computed = serve(replace(load, is_stored=False))
+    for times, pace in PACES.items():
+        for known in (KNOWN_PROMPTS, 0):
+            outcome = serve(replace(load, pace=pace, known_prompts=known))
+            progress(f"overload: tier of {times}, {outcome.completion_s:.1f} s simulated")
+            yield Row(
+                f"completion of the same, tier of {times}, {'known' if known else 'after a start'}",
+                "s, simulated",
+                outcome.completion_s,
+                "an engine that only computes",
+                computed.completion_s,
+                target=Target("ratio", "<=", 1.1),
+                extra={
+                    "chunks loaded per chunk in the tier": outcome.loaded_chunks / load.total,
+                    "chunks read per chunk loaded": outcome.chunks_read / max(1, outcome.loaded_chunks),
+                },
+            )
 
 
 def _pauses(chunks: int) -> Iterator[Row]:
@@ -143,7 +196,7 @@ def _computing_s(load: Load) -> float:
 
 def _after_pause(load: Load, what: str, *, steps: bool) -> Row:
     """Ask about one request, do not ask for a while, then ask until the answer."""
-    clocked, (hashes,) = make_core(load, None)
+    clocked, _, (hashes,) = make_core(load, None)
     request = prompt_of("request", hashes, ODD_TOKENS)
     clocked.on_new_request(request)
     tokens = clocked.ask(request)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.lower.read_speed import ReadTimes
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.tier_io import TierIO
 from tierkv.types.keys import Key
@@ -20,8 +21,8 @@ class ReadCosts:
         self._tiers = tiers
         self._tier_io = tier_io
 
-    def expected(self) -> dict[int, tuple[float, float] | None]:
-        """By number of a lower tier: expected seconds to the first byte, and per byte; None until measured."""
+    def expected(self) -> dict[int, ReadTimes | None]:
+        """Expected times of a read, by number of a lower tier; None until measured."""
         return {tier.index: self._tier_io.speeds[tier.index].expected() for tier in self._tiers}
 
     def speeds(self) -> dict[str, dict[str, float]]:

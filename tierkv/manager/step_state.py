@@ -20,6 +20,7 @@ class StepState:
         "delivered_s",
         "now",
         "probed_s",
+        "speed_changes",
         "stored_s",
         "version",
     )
@@ -39,6 +40,8 @@ class StepState:
         """Time when a store of the engine last began. Until it ends, its slots are kept from others by no tier."""
         self.version = 0
         """Grows whenever an answer that was "not known yet" may have become known."""
+        self.speed_changes = 0
+        """Number of times that the speed of a tier became known, or quite another one."""
         self._probes = 0
         self._probing_s = 0.0
 

@@ -144,10 +144,13 @@ class RunningRequests:
         record.note_resets(self.resets)
         if record.state is not RequestState.RUNNING:
             self._start(record, entry.num_computed_tokens)
+        tokens = entry.num_computed_tokens + entry.num_scheduled_tokens
         if entry.num_computed_tokens < record.request.num_prompt_tokens:
             self._prefill.step_computes(entry.num_scheduled_tokens)
+        if record.prefill_tokens:
+            self._prefill.expect(record, max(0, record.request.num_prompt_tokens - tokens))
         jobs = self._tables.update_table(record, entry)
-        record.computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens
+        record.computed_tokens = tokens
         return jobs
 
     def _quiet_tokens(self, record: RequestRecord) -> int:

@@ -261,6 +261,7 @@ class OffloadScheduler:
         for job_id in self._job_ids(record):
             self._fences.fence_blocks(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
+        self._prefill.expect(record, 0)
         self._tables.clear_table(record)
         hold = self._limits.delays_free_blocks and record.has_jobs
         record.held_for_stores = hold and not record.is_loading

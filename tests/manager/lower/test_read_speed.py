@@ -29,7 +29,7 @@ def expected(speed: TierSpeed, queue_bytes: int) -> float:
     """Expected seconds of a read behind a number of bytes."""
     cost = speed.expected()
     assert cost is not None
-    return cost[0] + queue_bytes * cost[1]
+    return cost.latency_s + cost.queue_s + queue_bytes * cost.s_per_byte
 
 
 def train(speed: TierSpeed, rng: random.Random, latency_s: float, bytes_per_s: float, count: int) -> None:

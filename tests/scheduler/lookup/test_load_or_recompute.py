@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
+from tierkv.manager.moves.tier_io import UNMEASURED_CHUNKS_MAX
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.lookup import load_or_recompute
 from tierkv.scheduler.lookup.load_cost import PendingRead, best_load_tokens
@@ -111,6 +112,106 @@ def test_chunks_on_their_way_from_a_slow_tier_are_not_free() -> None:
     assert core.truth.keys(second) == core.truth.keys(first)
     assert core.ask(second) == 0
     assert not core.manager.take_ops(), "what is being read is not read again"
+
+
+def burst(core: Core, count: int, tokens: int) -> list[BedRequest]:
+    """Requests that arrive at once, each with chunks of its own in the lower tier."""
+    requests = [core.arrive(range(100_000 * i, 100_000 * i + tokens), f"r{i}") for i in range(1, count + 1)]
+    for request in requests:
+        core.keep_below(core.truth.keys(request))
+    return requests
+
+
+def test_a_burst_loads_from_a_tier_that_is_faster() -> None:
+    """Each chunk is read in an eighth of the time of its prefill. The last request waits for the reads of all others.
+
+    Computing its own prompt alone would be done sooner, but then all of them would compute.
+    """
+    core = core_of(disk())
+    teach(core, 0.001)
+    requests = burst(core, 20, 40)
+    assert [core.ask(request) for request in requests] == [None] * 20
+    assert not core.counters.hits_shortened
+
+
+def test_a_short_prompt_does_not_wait_for_many_long_ones() -> None:
+    """A hit of one chunk behind 200 others is computed."""
+    core = core_of(disk())
+    teach(core, 0.001)
+    for request in burst(core, 20, 40):
+        core.ask(request)
+    assert core.ask(below(core, 4, "short")) == 0
+
+
+def test_it_waits_while_the_engine_computes_for_others() -> None:
+    """The same chunk is loaded if the engine has a long prompt to compute first, until that is computed or ended."""
+    core = core_of(disk())
+    teach(core, 0.001)
+    long = core.arrive(range(900_000, 900_400), "long")
+    assert core.ask(long) == 0
+    for request in burst(core, 20, 40):
+        core.ask(request)
+    assert core.ask(below(core, 4, "short")) is None
+    core.scheduler.request_finished(long, [[]])
+    assert core.ask(below(core, 4, "next")) == 0
+
+
+def test_what_the_engine_has_computed_does_not_wait() -> None:
+    """Tokens that wait for the engine are counted down as it computes them, and gone at the end of each request."""
+    core = core_of(disk())
+    prefill = core.scheduler._prefill
+    first, second = core.arrive(40, "first"), core.arrive(range(500, 540), "second")
+    assert (core.ask(first), core.ask(second)) == (0, 0)
+    assert prefill.expected_for_others(core.record(first)) == 40
+    core.schedule(first, computed=0, scheduled=24, ids=[range(1, 7)])
+    assert prefill.expected_for_others(core.record(second)) == 16
+    core.schedule(first, computed=24, scheduled=16, ids=[range(1, 11)])
+    assert prefill.expected_for_others(core.record(second)) == 0
+    core.scheduler.request_finished(second, [[]])
+    assert prefill.expected_for_others(core.record(first)) == 0
+
+
+def test_a_burst_does_not_wait_for_a_tier_that_turns_out_to_be_slow() -> None:
+    """At a start no speed is known: few chunks are asked of the tier, and who waits behind them computes after all."""
+    core = core_of(disk())
+    requests = burst(core, 20, 40)
+    assert [core.ask(request) for request in requests] == [None] * 20
+    ops = core.manager.take_ops()
+    assert sum(len(op.keys) for op in ops) == UNMEASURED_CHUNKS_MAX
+    assert len(ops) >= READINGS_MIN
+    core.begin()  # a step begins with its completions
+    for op in ops:
+        core.finish(op, elapsed_s=SLOW_S)
+    answers = [core.ask(request) for request in requests]
+    assert answers[:6] == [40] * 6, "these were read"
+    assert answers[7:] == [0] * 13
+    assert sum(len(op.keys) for op in core.manager.take_ops()) == 6, "the rest for the one that had slots already"
+
+
+def test_a_burst_goes_on_with_a_tier_that_turns_out_to_be_fast() -> None:
+    """Once its speed is known, all that fits is asked of the tier."""
+    core = core_of(disk())
+    requests = burst(core, 20, 40)
+    for request in requests:
+        core.ask(request)
+    for op in core.manager.take_ops():
+        core.finish(op, elapsed_s=FAST_S)
+    core.begin()
+    assert all(core.ask(request) in {None, 40} for request in requests)
+    assert sum(len(op.keys) for op in core.manager.take_ops()) == 200 - UNMEASURED_CHUNKS_MAX
+
+
+def test_a_request_that_waits_for_a_turn_learns_that_its_tier_has_become_slow() -> None:
+    """The tier was fast when it was asked. It is slow when slots become free, so the rest is computed."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    core = make_core(slots=16, tiers=(disk(),), limits=limits)
+    teach(core, FAST_S)
+    requests = burst(core, 3, 40)
+    assert [core.ask(request) for request in requests] == [None] * 3
+    for op in core.manager.take_ops():
+        core.finish(op, elapsed_s=60.0)
+    core.begin()
+    assert [core.ask(request) for request in requests] == [40, None, 0], "the second one has some slots"
 
 
 def test_a_slow_tail_is_cut_off() -> None:

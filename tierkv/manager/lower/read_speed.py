@@ -12,6 +12,8 @@ one is taken over in full.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 REMEASURE_S = 10.0
 """Seconds without a read after which a tier may be read only to measure it."""
 
@@ -24,14 +26,27 @@ WEIGHT = 0.5
 READINGS_MIN = 3
 """Number of readings after which a speed is known. The first ones include opening files and starting threads."""
 
+CHANGE_MIN = 2.0
+"""Factor by which a number of the model must have changed to count as another one."""
+
 LATENCY_S_MIN, LATENCY_S_MAX = 1e-6, 3600.0
 S_PER_BYTE_MIN, S_PER_BYTE_MAX = 1e-13, 1.0
+
+
+class ReadTimes(NamedTuple):
+    """Expected times of a new read from a tier, in seconds."""
+
+    latency_s: float
+    """To its first byte, if nothing else is on its way."""
+    queue_s: float
+    """Of all bytes that were promised before."""
+    s_per_byte: float
 
 
 class TierSpeed:
     """Speed of reads from one tier. ``latency_s`` and ``s_per_byte`` are the model, None until the first reading."""
 
-    __slots__ = ("_asked_at_s", "_issued_bytes", "_promised_bytes", "_readings", "latency_s", "s_per_byte")
+    __slots__ = ("_asked_at_s", "_issued_bytes", "_noted", "_promised_bytes", "_readings", "latency_s", "s_per_byte")
 
     def __init__(self) -> None:
         self.latency_s: float | None = None
@@ -40,6 +55,7 @@ class TierSpeed:
         self._promised_bytes = 0
         self._issued_bytes = 0
         self._asked_at_s = float("-inf")
+        self._noted = (0.0, 0.0)  # the model when it last became another one
 
     def promised(self, num_bytes: int, now: float) -> None:
         """Add bytes that will be read."""
@@ -56,10 +72,14 @@ class TierSpeed:
         self._promised_bytes -= num_bytes
         self._issued_bytes -= num_bytes
 
-    def measured(self, queue_bytes: int, elapsed_s: float) -> None:
-        """Update the model by a read that took ``elapsed_s`` and was the last of ``queue_bytes`` on their way."""
+    def measured(self, queue_bytes: int, elapsed_s: float) -> bool:
+        """Update the model by a read that took ``elapsed_s`` and was the last of ``queue_bytes`` on their way.
+
+        Returns:
+            Whether it became known, or quite another one, so that decisions which rely on it should be made again.
+        """
         if elapsed_s <= 0 or queue_bytes <= 0:
-            return
+            return False
         self._readings += 1
         if self.latency_s is None or self.s_per_byte is None:
             latency_s, s_per_byte = elapsed_s / 2, elapsed_s / 2 / queue_bytes
@@ -75,12 +95,27 @@ class TierSpeed:
                 s_per_byte = self.s_per_byte * ratio ** (WEIGHT * (1 - share))
         self.latency_s = min(max(latency_s, LATENCY_S_MIN), LATENCY_S_MAX)
         self.s_per_byte = min(max(s_per_byte, S_PER_BYTE_MIN), S_PER_BYTE_MAX)
+        before, after = self._noted, (self.latency_s, self.s_per_byte)
+        if not self.is_known or all(a / CHANGE_MIN <= b <= a * CHANGE_MIN for a, b in zip(before, after, strict=True)):
+            return False
+        self._noted = after
+        return True
 
-    def expected(self) -> tuple[float, float] | None:
-        """Seconds to the first byte of a new read, behind all promised bytes, and seconds per byte; or None."""
+    @property
+    def is_known(self) -> bool:
+        """Whether there were readings enough."""
+        return self._readings >= READINGS_MIN
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes on their way, or soon."""
+        return self._promised_bytes
+
+    def expected(self) -> ReadTimes | None:
+        """Times of a new read; None until known."""
         if self.latency_s is None or self.s_per_byte is None or self._readings < READINGS_MIN:
             return None
-        return self.latency_s + self._promised_bytes * self.s_per_byte, self.s_per_byte
+        return ReadTimes(self.latency_s, self._promised_bytes * self.s_per_byte, self.s_per_byte)
 
     def as_dict(self) -> dict[str, float]:
         """``latency_s`` and ``bytes_per_s``; empty until known."""

@@ -42,6 +42,9 @@ SLOTS_PER_WAITING = 32
 WAITING_WRITES_MAX = 64
 """Chunks that may wait for a tier while a few steps pass; where more do, the tier gets some in each step."""
 
+UNMEASURED_CHUNKS_MAX = 64
+"""Chunks on their way from a tier whose speed is unknown."""
+
 TIERS_PER_FIND = 16
 """Rows of a chunk in other tiers that are passed over at the cost of one key operation."""
 
@@ -85,7 +88,7 @@ class TierIO:
         self.forgetting = Forgetting(tiers, self.retention, step, self._swept)
         self._deleted = step.budget.share()
         # A completion is applied whole, so an instruction has a part of a step's keys.
-        self._frame_bytes = self._sizes.frame_bound_max
+        self._frame_bytes, self._chunk_bytes = self._sizes.frame_bound_max, max(group_bytes)
         self._op_keys_max = max(1, step.budget.keys_max // OPS_PER_STEP_MIN)
 
     # -- existence -----------------------------------------------------------------------------------------------------
@@ -130,6 +133,17 @@ class TierIO:
         """Read ``key``, which must be in the tier and not in the host tier, if the tier was not read for a while."""
         if self.speeds[tier].is_stale(self._step.now) and self._host.room:
             self._host.unpin(self.promote([key], self._tiers[tier]) or ())
+
+    def promises_max(self, tier: LowerTier, wanted: int) -> int:
+        """Number of ``wanted`` chunks of a request that may be promised now, beside those on their way.
+
+        All of them, but few while the speed of the tier is unknown: otherwise all requests of a burst would wait for a
+        tier that may be slower than computing. A request that is alone gets all that it wants.
+        """
+        speed = self.speeds[tier.index]
+        if speed.is_known or not speed.promised_bytes:
+            return wanted
+        return max(0, min(wanted, UNMEASURED_CHUNKS_MAX - speed.promised_bytes // self._chunk_bytes))
 
     # -- attached and detached tiers -----------------------------------------------------------------------------------
 

@@ -175,7 +175,10 @@ class SlotGrants:
         missing: positions of the chunks that are read from each tier.
         """
         refused = False
-        for tier, positions in missing.items():
+        for tier, wanted in missing.items():
+            positions = wanted[: self._tier_io.promises_max(tier, len(wanted))]
+            if not positions:
+                continue  # the others wait until it is known how fast the tier is
             keys = [passage.keys[position] for position in positions]
             slots = self._tier_io.promote(keys, tier, passage.hints)
             if slots is None:

@@ -28,6 +28,13 @@ A tier in use is left out when it is expected to be this factor slower than pref
 again when it is this factor faster.
 """
 
+QUEUE_PATIENCE = 16.0
+"""Seconds in the queue of a tier that a hit may wait for each second in which the engine could compute it.
+
+Loads of a burst end sooner than its prefills wherever the tier is faster, so waiting pays, and the GPU is left to
+others. But a short prompt does not wait for the loads of many long ones.
+"""
+
 PIECES_MAX = 256
 """Pieces into which the missing chunks of all groups are divided: the reads of a tier in one piece are one read.
 
@@ -71,6 +78,17 @@ class LoadOrRecompute:
         names = frozenset(tier.name for tier in self._manager.tiers if tier.index in slow)
         return self._manager.read_costs.context_without(ctx, names) if names else ctx
 
+    @property
+    def _version(self) -> int:
+        """Number of times that a speed became known, or quite another one."""
+        return self._manager.step.speed_changes + self._prefill.is_known
+
+    def is_outdated(self, record: RequestRecord) -> bool:
+        """Whether reads were chosen for a request before a speed became known, or quite another one."""
+        if not (self._limits.weighs_recompute and self._prefill.is_known and record.lookup.found_below):
+            return False
+        return record.lookup.choice_version != self._version
+
     def choose_hit(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
         """Hit of the search, shortened to the part to load.
 
@@ -79,6 +97,7 @@ class LoadOrRecompute:
             computed_tokens: C.
             search: searches for the request's hit.
         """
+        record.lookup.choice_version = self._version
         hit = search(record.hit_end_max)
         if hit.deferred:
             return hit
@@ -94,11 +113,13 @@ class LoadOrRecompute:
             record.stats.shortened_tokens += hit.tokens - shorter.tokens
             self._counters.hits_shortened += 1
             self._counters.tokens_shortened += hit.tokens - shorter.tokens
+        if self._limits.weighs_recompute:
+            self._prefill.expect(record, max(0, record.request.num_tokens - computed_tokens - shorter.tokens))
         return shorter
 
     def _shorten(self, record: RequestRecord, computed_tokens: int, hit: Hit, search: Search) -> Hit:
         rate = self._prefill.tokens_per_s
-        costs = self._costs() if rate is not None else {}
+        costs = {} if rate is None else self._costs(self._prefill.expected_for_others(record) / rate)
         if rate is None or not costs or not hit.tokens:
             return hit
         reads = self._pending_reads(record, computed_tokens, hit.tokens)
@@ -134,13 +155,17 @@ class LoadOrRecompute:
                 avoided = frozenset(self._manager.tiers[tier].name for tier in tiers[:count])
                 yield search(record.hit_end_max, avoided)
 
-    def _costs(self) -> dict[int, ReadCost]:
-        """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice."""
+    def _costs(self, busy_s: float = 0.0) -> dict[int, ReadCost]:
+        """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice.
+
+        busy_s: seconds for which the engine computes for others first, while reads proceed.
+        """
         costs: dict[int, ReadCost] = {}
         for tier, expected in self._manager.read_costs.expected().items():
             if expected is not None:
                 factor = BENEFIT if tier in self._left_out else 1 / BENEFIT
-                costs[tier] = ReadCost(expected[0] * factor, expected[1] * factor)
+                start_s = expected.latency_s + max(0.0, expected.queue_s / QUEUE_PATIENCE - busy_s)
+                costs[tier] = ReadCost(start_s * factor, expected.s_per_byte * factor)
         return costs
 
     def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:

@@ -3,8 +3,8 @@
 A hit longer than what can be gathered at once is offered whole as soon as its first segment is gathered. Its load then
 streams (:mod:`tierkv.scheduler.load.loads`).
 
-Each call settles the question, or leaves the request ASKING or GATHERING and answers None (:meth:`Lookups._defer`). A
-repeated question costs O(1) while nothing has changed, and each call a bounded number of key operations.
+Each call settles the question, or answers None (:meth:`Lookups._defer`), within a bounded number of key operations. A
+repeated question costs O(1) while nothing has changed.
 
 A lookup is *late* when an operation that it waits for has made no progress for the deadline: its own, or one of those
 ahead of it. Then the answer is what is held. The time in which the engine asks nothing does not count, and neither does
@@ -83,8 +83,7 @@ class Lookups:
         question = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
         self.refresh(record)
         lookup = record.lookup
-        lookup.previous_asked_s, lookup.last_asked_s = lookup.last_asked_s, self.now_s
-        self._asked_s = self.now_s
+        lookup.previous_asked_s, lookup.last_asked_s, self._asked_s = lookup.last_asked_s, self.now_s, self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
         new_question = record.state is RequestState.OFFERED and lookup.question != question
@@ -113,6 +112,9 @@ class Lookups:
         held = passages.get(record.ctx.request_id)
         if held is not None and held.failed:  # a step has lost a chunk; a paused search goes on
             lookup.search_anew(self.now_s)
+            return False, None
+        if self._choice.is_outdated(record) and not (held and held.num_granted):  # it waits for its turn
+            lookup.forget_found()
             return False, None
         fits = len(lookup.gathered) <= passages.hold_chunks_max  # shrinks while a load streams
         if not fits or (late and (held is None or not held.ready)):
@@ -368,8 +370,7 @@ class Lookups:
         """Set the time, and reopen lookups that a reset ended, within the budget.
 
         While slots are short, a lookup that the engine has not repeated gives up the chunks that it holds, once the
-        engine has asked about others for the deadline. Nothing is lost: the chunks stay in the host tier until others
-        need the slots, and the request may ask again.
+        engine has asked about others for the deadline. They stay in the host tier until others need the slots.
         """
         self.now_s = now_s
         self._turns.begin_step()

@@ -22,6 +22,7 @@ class OpenLookup:
             continues it.
         reached: by first chunk of a group's search and by allowed tiers, number of chunks found in a row from there on.
         found_below: whether a chunk of the hit would have to be read.
+        choice_version: version of what was known of the speeds when loading or computing was chosen.
         began: step in which the search began whose findings are kept; None: nothing is kept.
         verifies: whether that search repeats one that waited for a tier.
         paused: the latest search stopped at the budget of its step.
@@ -38,9 +39,10 @@ class OpenLookup:
     """
 
     __slots__ = (
-        "asked_tier_s", "began", "continued", "found_below", "gathered", "hit_tokens", "known", "last_asked_s",
-        "late_s", "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "probing_s", "question", "reached",
-        "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn", "verifies", "wanted",
+        "asked_tier_s", "began", "choice_version", "continued", "found_below", "gathered", "hit_tokens", "known",
+        "last_asked_s", "late_s", "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "probing_s",
+        "question", "reached", "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn",
+        "verifies", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class OpenLookup:
         self.began: int | None = None
         self.verifies = False
         self.paused = self.continued = False
-        self.searched_version = -1
+        self.searched_version = self.choice_version = -1
         self.shortened_question: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()

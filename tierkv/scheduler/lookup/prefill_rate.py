@@ -1,8 +1,10 @@
-"""Prefill rate of the engine: as given, or as measured from its steps. Sans-IO."""
+"""Prefill of the engine: its rate, as given or as measured from its steps, and the tokens that wait for it. Sans-IO."""
 
 from __future__ import annotations
 
 from collections import deque
+
+from tierkv.scheduler.requests.record import RequestRecord
 
 PREFILL_TOKENS_MIN = 512
 """Steps that compute fewer prompt tokens are not measured: their fixed cost outweighs the rate."""
@@ -24,6 +26,7 @@ class PrefillRate:
         self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self._began_at_s: float | None = None
         self._tokens = 0
+        self._expected_tokens = 0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -34,6 +37,11 @@ class PrefillRate:
         if self._given is not None or len(self._samples) < SAMPLES_MIN:
             return self._given
         return sorted(self._samples)[len(self._samples) // 2]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a rate."""
+        return self._given is not None or len(self._samples) >= SAMPLES_MIN
 
     def step_began(self, now_s: float) -> None:
         """Begin a step, and measure the previous one, which has ended."""
@@ -49,3 +57,12 @@ class PrefillRate:
     def step_computes(self, prompt_tokens: int) -> None:
         """Add prompt tokens that the current step computes."""
         self._tokens += prompt_tokens
+
+    def expect(self, record: RequestRecord, tokens: int) -> None:
+        """Note that ``tokens`` of a request are still to be computed, in place of what was noted before."""
+        self._expected_tokens += tokens - record.prefill_tokens
+        record.prefill_tokens = tokens
+
+    def expected_for_others(self, record: RequestRecord) -> int:
+        """Tokens that are still to be computed for all other requests."""
+        return self._expected_tokens - record.prefill_tokens

@@ -117,6 +117,7 @@ class RequestRecord:
         computed_tokens: tokens with computed KV; during a lookup, those in the engine's own cache.
         quiet_tokens: while it has fewer tokens than this and gets no block, a step only counts them.
         unconfirmed_tokens: tokens of its latest step, which may still be rejected; used by the eager store plan.
+        prefill_tokens: prompt tokens that the engine is still to compute, as its latest lookup leaves them.
         stats: its running totals.
         arrival: observation of its arrival, if policies want observations.
         has_arrived: whether its first lookup was answered.
@@ -156,7 +157,7 @@ class RequestRecord:
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
         self.unconfirmed_tokens = 0
-        self.quiet_tokens = 0
+        self.quiet_tokens = self.prefill_tokens = 0
         self.stats = RequestStats(request.request_id) if stats is None else stats
         self.arrival: RequestObservation | None = None
         self.has_arrived = False
