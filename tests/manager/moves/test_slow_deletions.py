@@ -8,6 +8,7 @@ from core_parts import Core, disk, make_core
 from tierkv.manager.contract import RequestContext
 from tierkv.types.keys import Key, make_key
 from tierkv.types.tier_ops import TierOp, Verb
+from tierkv.types.transfers import NO_REQUEST, SlotRef
 
 ROOM, CHUNKS = 26, 40
 
@@ -66,3 +67,36 @@ def test_two_prompts_in_turn_fill_a_tier_that_deletes_slowly(steps: int, at_once
     heads = [next(i for i, key in enumerate(keys) if key not in stored) for keys in prompts.values()]
     assert sum(heads) == len(stored) == ROOM
     assert not core.counters.cascades_dropped, "chunks wait for deletions, however long these take"
+
+
+def test_a_chunk_whose_old_frame_makes_room_is_written_after_its_deletion() -> None:
+    """Reads of listed chunks failed, so they are written again. Room for them is made by their old frames.
+
+    Deleted beside its write, a chunk was listed and not stored.
+    """
+    core = make_core(slots=14, tiers=[disk(frames=8)])  # room for one more, and not for all that wait
+    keys, (tier,) = keys_of("only")[:7], core.lower
+    refs: list[SlotRef] = []
+    for key in keys:
+        grant = core.manager.prepare_store([(key, 1)], RequestContext(NO_REQUEST))
+        assert grant is not None
+        core.manager.complete_store(grant.slots)
+        refs += grant.slots
+    ends = SlowDeletions(core, steps=0)
+    ends.settle()
+    for key in keys:
+        tier.mark_absent(key, core.now)  # a read has failed
+    chunks = [(ref.slot, key) for ref, key in zip(refs, keys, strict=True)][::-1]
+    core.manager._tier_io.cascades.queue(tier, chunks, core.now)
+    written: set[Key] = set()
+    while core.manager.has_pending_changes:
+        core.begin(core.now + 0.1)
+        ops = core.manager.take_ops()
+        assert not {key for op in ops if op.verb is Verb.DELETE for key in op.keys} & {
+            key for op in ops if op.verb is Verb.WRITE for key in op.keys
+        }
+        written.update(key for op in ops if op.verb is Verb.WRITE for key in op.keys)
+        for op in ops:
+            core.finish(op)
+        core.manager.validate()
+    assert written == set(tier.residency) == set(keys)

@@ -141,6 +141,8 @@ class Demotions:
         takes = tier.phase is TierPhase.SERVING and tier.residency.num_writing < tier.queue_chunks_max
         if not (takes and self._room.has(tier, size, 1, self._host.slots.ranks[slot])):
             return False
+        if tier.residency.being_deleted(((slot, key),)):  # its old frame made room: the deletion could undo the write
+            return False
         tier.residency.begin_write((key,), size)
         return True
 

@@ -322,7 +322,7 @@ class Cascades:
         if is_cut(*ranks):  # victims for chunks that are then refused would cut the prefix of others
             return None
         self._room.make(tier, self.sizes.frame_bound(batch[slots[0]]), len(tier.write_queue), ranks[0])
-        if is_cut(*ranks):  # by the victims
+        if is_cut(*ranks) or residency.being_deleted(list(batch.items())):  # by the victims, or among them
             return None
         tier.write_queue.pop_front(count)
         return batch
@@ -347,13 +347,16 @@ class Cascades:
             key = slots.key(slot)
             size, rank = self.sizes.frame_bound(key), slots.ranks[slot]
             is_cut = residency.listed.order.is_cut(rank)
-            if is_cut or slot in batch or not tier.wants(key, now):
+            is_wanted = not is_cut and slot not in batch and tier.wants(key, now)
+            if is_wanted and not batch:  # once, for all that wait
+                may_get_room = self._room.make(tier, size, len(queue), rank)
+            if is_old_deleted := bool(residency.being_deleted(((slot, key),))):  # it may be a victim of that room
+                tier.write_later(key, lease)  # the deletion could undo the write
+            if is_old_deleted or not is_wanted:
                 queue.drop_front()
                 self._dirty_pins.unpin(tier, (lease,))
                 self.counters.admissions_refused[tier.name] += is_cut
                 continue
-            if not batch:  # once, for all that wait
-                may_get_room = self._room.make(tier, size, len(queue), rank)
             if residency.has_room(batch_bytes + size):
                 batch[slot] = key
                 batch_bytes += size
