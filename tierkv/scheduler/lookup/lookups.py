@@ -7,8 +7,7 @@ Each call settles the question, or answers None (:meth:`Lookups._defer`), within
 repeated question costs O(1) while nothing has changed.
 
 A lookup is *late* when an operation that it waits for has made no progress for the deadline: its own, or one of those
-ahead of it. Then the answer is what is held. The time in which the engine asks nothing does not count, and neither does
-a queue that moves.
+ahead of it. Then the answer is what is held. Neither a silent engine nor a queue that moves makes it late.
 """
 
 from __future__ import annotations
@@ -114,6 +113,7 @@ class Lookups:
             lookup.search_anew(self.now_s)
             return False, None
         if self._choice.is_outdated(record) and not (held and held.num_granted):  # it waits for its turn
+            self._release_passage(record)
             lookup.forget_found()
             return False, None
         fits = len(lookup.gathered) <= passages.hold_chunks_max  # shrinks while a load streams
