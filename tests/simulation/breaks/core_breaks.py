@@ -170,7 +170,7 @@ def a_failed_read_becomes_readable(patch: Patch) -> None:
 
 @breaks("mixed", WRONG_BYTES)
 def failed_loads_are_not_reported(patch: Patch) -> None:
-    patch.setattr(CompletionHandler, "_invalid_blocks", lambda self, status: set())
+    patch.setattr(CompletionHandler, "_invalid_blocks", lambda self, load, record: set())
 
 
 @breaks("resets", RESET)

@@ -157,7 +157,7 @@ def chunks_enter_policies_as_they_come(patch: Patch) -> None:
 @breaks("overload", NAMED)
 def repeated_hashes_are_accepted(patch: Patch) -> None:
     """The scheduler accepts a request whose hashes repeat."""
-    patch.setattr("tierkv.scheduler.scheduler.check_hashes", lambda *_: None)
+    patch.setattr("tierkv.scheduler.requests.rules.check_hashes", lambda *_: None)
 
 
 # -- probes ----------------------------------------------------------------------------------------------------------
