@@ -23,7 +23,7 @@ from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import SAMPLES_MIN
 from tierkv.types.engine import GroupSpec
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, Verb
 
 TOKENS_PER_S = 1000.0
 """Prefill: a chunk of 4 tokens in 4 ms."""
@@ -186,6 +186,24 @@ def test_a_burst_does_not_wait_for_a_tier_that_turns_out_to_be_slow() -> None:
     assert answers[:6] == [40] * 6, "these were read"
     assert answers[7:] == [0] * 13
     assert sum(len(op.keys) for op in core.manager.take_ops()) == 6, "the rest for the one that had slots already"
+
+
+def test_a_burst_does_not_wait_for_a_tier_that_hangs_at_the_start() -> None:
+    """Those that are held back behind its first reads are late with them. Then its deadline makes its speed known."""
+    core = make_core(slots=256, tiers=(disk(),), limits=SchedulerLimits(lookup_deadline_s=5.0))
+    requests = burst(core, 20, 40)
+    assert [core.ask(request) for request in requests] == [None] * 20
+    ops = core.manager.take_ops()
+    core.begin(4.0)
+    assert [core.ask(request) for request in requests] == [None] * 20
+    core.begin(5.0)
+    assert [core.ask(request) for request in requests].count(0) == 19, "the turn of the next one has just begun"
+    core.begin(10.0)
+    assert [core.ask(request) for request in requests] == [0] * 20
+    late = tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in ops[0].keys)
+    core.manager.on_completion(Completion(ops[0].op_id, late, ended=False, elapsed_s=10.0))
+    assert core.ask(below(core, 400, "next")) is None
+    assert sum(len(op.keys) for op in core.manager.take_ops()) == 100
 
 
 def test_a_burst_goes_on_with_a_tier_that_turns_out_to_be_fast() -> None:

@@ -72,15 +72,17 @@ class TierSpeed:
         self._promised_bytes -= num_bytes
         self._issued_bytes -= num_bytes
 
-    def measured(self, queue_bytes: int, elapsed_s: float) -> bool:
+    def measured(self, queue_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
         """Update the model by a read that took ``elapsed_s`` and was the last of ``queue_bytes`` on their way.
+
+        is_late: it missed its deadline and runs on. That says enough of a tier without readings.
 
         Returns:
             Whether it became known, or quite another one, so that decisions which rely on it should be made again.
         """
         if elapsed_s <= 0 or queue_bytes <= 0:
             return False
-        self._readings += 1
+        self._readings = max(self._readings + 1, READINGS_MIN if is_late else 0)
         if self.latency_s is None or self.s_per_byte is None:
             latency_s, s_per_byte = elapsed_s / 2, elapsed_s / 2 / queue_bytes
         else:

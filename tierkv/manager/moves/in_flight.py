@@ -171,7 +171,9 @@ class InFlightOps:
         speed = self._speeds[pending.op.tier]
         served = not completion.ended or any(outcome.kind is OutcomeKind.OK for outcome in completion.outcomes)
         if served and not pending.announced_late:
-            self._step.speed_changes += speed.measured(pending.queue_bytes, completion.elapsed_s)
+            self._step.speed_changes += speed.measured(
+                pending.queue_bytes, completion.elapsed_s, is_late=not completion.ended
+            )
         if completion.ended:
             speed.ended(self._sizes.raw(pending.op.keys))
 

@@ -49,7 +49,7 @@ class SlotGrants:
         Returns:
             Whether it wants more slots than there are.
         """
-        before, passage.lacks_host_slots = passage.num_granted, False
+        before, passage.lacks_host_slots, passage.is_held_back = passage.num_granted, False, False
         refused = self._hold_present(passage, room)
         if passage.looked == len(passage.keys) and not passage.complete:
             refused = self._grant_missing(passage, room - (passage.num_granted - before))
@@ -177,8 +177,10 @@ class SlotGrants:
         refused = False
         for tier, wanted in missing.items():
             positions = wanted[: self._tier_io.promises_max(tier, len(wanted))]
+            if len(positions) < len(wanted):
+                passage.is_held_back = True
             if not positions:
-                continue  # the others wait until it is known how fast the tier is
+                continue
             keys = [passage.keys[position] for position in positions]
             slots = self._tier_io.promote(keys, tier, passage.hints)
             if slots is None:

@@ -35,13 +35,14 @@ class Passage:
         outstanding: number of granted chunks that are not readable yet.
         promised: whether the engine relies on its chunks, so that none may be taken away.
         lacks_host_slots: whether it found no host slot, though the account had room.
+        is_held_back: whether a tier of unknown speed reads for others first.
         moved_s: time when it was opened, when its turn for slots began, or when one of its chunks moved.
         trusts: whether no wanted chunk has turned out to be unavailable so far.
         failed: whether a wanted chunk turned out to be unavailable: the lookup must be repeated.
     """
 
     __slots__ = (
-        "_host", "_origins", "_reading_s", "_step", "asked_s", "copies", "failed", "hints", "keys",
+        "_host", "_origins", "_reading_s", "_step", "asked_s", "copies", "failed", "hints", "is_held_back", "keys",
         "lacks_host_slots", "looked", "moved_s", "num_granted", "order", "outstanding", "owner", "position",
         "promised", "slots", "trusts",
     )  # fmt: skip
@@ -79,7 +80,7 @@ class Passage:
         self.looked = 0
         self.failed = False
         self.promised = False
-        self.lacks_host_slots = False
+        self.lacks_host_slots = self.is_held_back = False
         for position, key in enumerate(keys if granted else ()):
             if key in granted:
                 slot, origin = granted[key]
@@ -239,10 +240,13 @@ class Passage:
         """Time when the chunks being read moved: of the tier that has delivered nothing for longest, if it is later.
 
         Chunks of one tier are delivered in turn, so a chunk for another request counts too. If none is being read, the
-        rest is being copied from the engine for a store, which is no delay of a tier: the present time.
+        rest is being copied from the engine for a store, which is no delay of a tier: the present time. For a passage
+        that is held back, a chunk from any tier counts.
         """
         state, arriving, delivered_s = self._host.slots.state, ChunkState.PROMOTING, self._step.delivered_s
         tiers = {tier for slot, tier in self._origins.items() if state(slot) is arriving}
+        if self.is_held_back and not tiers:
+            return max(delivered_s.values(), default=-math.inf)
         moved_s = min((delivered_s.get(tier, self.moved_s) for tier in tiers), default=self._step.now)
         return max(self.moved_s, moved_s)
 

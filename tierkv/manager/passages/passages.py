@@ -102,7 +102,7 @@ class Passages:
             return False
         head = self._queue(passage).head
         blocker = passage if passage.outstanding or head is None or head.order > passage.order else head
-        if blocker.outstanding:
+        if blocker.outstanding or blocker.is_held_back:
             return self._step.now - max(passage.moved_s, blocker.delivered_s) >= deadline_s
         others = self._host.num_slots - self._host.room - self.account.total
         if not (blocker.lacks_host_slots and others > 0):
