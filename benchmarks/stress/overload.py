@@ -77,6 +77,11 @@ class Outcome:
     chunks_read: int
     deadlines_expired: int
 
+    @property
+    def read_per_loaded(self) -> float:
+        """Chunks read for each one that was loaded."""
+        return self.chunks_read / max(1, self.loaded_chunks)
+
 
 def make_core(load: Load, deadline_s: float | None) -> tuple[ClockedCore, list[list[bytes]], list[list[bytes]]]:
     """Core over a tier that has all prompts, and the hashes of those served before, and of the load."""
@@ -157,7 +162,7 @@ def _weighed(prompts: int, chunks: int) -> Iterator[Row]:
             target=Target("ratio", "<=", 1.1),
             extra={
                 "chunks loaded per chunk in the tier": outcome.loaded_chunks / load.total,
-                "chunks read per chunk loaded": outcome.chunks_read / max(1, outcome.loaded_chunks),
+                "chunks read per chunk loaded": outcome.read_per_loaded,
             },
         )
 
@@ -185,7 +190,7 @@ def _share(what: str, load: Load, outcome: Outcome) -> Row:
         extra={
             "prompt tokens computed": outcome.computed_tokens,
             "the fewest possible": load.prompts * ODD_TOKENS,
-            "chunks read per chunk loaded": outcome.chunks_read / max(1, outcome.loaded_chunks),
+            "chunks read per chunk loaded": outcome.read_per_loaded,
             "lookups that missed their deadline": outcome.deadlines_expired,
             "completion, s simulated": outcome.completion_s,
             "an engine that only computes would need, s": _computing_s(load),

@@ -189,7 +189,7 @@ def test_a_burst_does_not_wait_for_a_tier_that_turns_out_to_be_slow() -> None:
 
 
 def test_a_burst_does_not_wait_for_a_tier_that_hangs_at_the_start() -> None:
-    """Those that are held back behind its first reads are late with them. Then its deadline makes its speed known."""
+    """Those that are held back behind its first reads are late with them. After a missed deadline none is held back."""
     core = make_core(slots=256, tiers=(disk(),), limits=SchedulerLimits(lookup_deadline_s=5.0))
     requests = burst(core, 20, 40)
     assert [core.ask(request) for request in requests] == [None] * 20

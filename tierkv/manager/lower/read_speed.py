@@ -46,7 +46,10 @@ class ReadTimes(NamedTuple):
 class TierSpeed:
     """Speed of reads from one tier. ``latency_s`` and ``s_per_byte`` are the model, None until the first reading."""
 
-    __slots__ = ("_asked_at_s", "_issued_bytes", "_noted", "_promised_bytes", "_readings", "latency_s", "s_per_byte")
+    __slots__ = (
+        "_asked_at_s", "_issued_bytes", "_noted", "_promised_bytes", "_readings", "has_missed", "latency_s",
+        "s_per_byte",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.latency_s: float | None = None
@@ -55,6 +58,8 @@ class TierSpeed:
         self._promised_bytes = 0
         self._issued_bytes = 0
         self._asked_at_s = float("-inf")
+        self.has_missed = False
+        """Whether a read has missed its deadline. It may never end, so no request is kept waiting behind it."""
         self._noted = (0.0, 0.0)  # the model when it last became another one
 
     def promised(self, num_bytes: int, now: float) -> None:
@@ -75,14 +80,15 @@ class TierSpeed:
     def measured(self, queue_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
         """Update the model by a read that took ``elapsed_s`` and was the last of ``queue_bytes`` on their way.
 
-        is_late: it missed its deadline and runs on. That says enough of a tier without readings.
+        is_late: it missed its deadline and runs on.
 
         Returns:
             Whether it became known, or quite another one, so that decisions which rely on it should be made again.
         """
         if elapsed_s <= 0 or queue_bytes <= 0:
             return False
-        self._readings = max(self._readings + 1, READINGS_MIN if is_late else 0)
+        self._readings += 1
+        self.has_missed |= is_late
         if self.latency_s is None or self.s_per_byte is None:
             latency_s, s_per_byte = elapsed_s / 2, elapsed_s / 2 / queue_bytes
         else:
@@ -115,13 +121,13 @@ class TierSpeed:
 
     def expected(self) -> ReadTimes | None:
         """Times of a new read; None until known."""
-        if self.latency_s is None or self.s_per_byte is None or self._readings < READINGS_MIN:
+        if self.latency_s is None or self.s_per_byte is None or not self.is_known:
             return None
         return ReadTimes(self.latency_s, self._promised_bytes * self.s_per_byte, self.s_per_byte)
 
     def as_dict(self) -> dict[str, float]:
         """``latency_s`` and ``bytes_per_s``; empty until known."""
-        if self.latency_s is None or self.s_per_byte is None or self._readings < READINGS_MIN:
+        if self.latency_s is None or self.s_per_byte is None or not self.is_known:
             return {}
         return {"latency_s": self.latency_s, "bytes_per_s": 1 / self.s_per_byte}
 

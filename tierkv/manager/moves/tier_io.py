@@ -141,7 +141,7 @@ class TierIO:
         tier that may be slower than computing. A request that is alone gets all that it wants.
         """
         speed = self.speeds[tier.index]
-        if speed.is_known or not speed.promised_bytes:
+        if speed.is_known or speed.has_missed or not speed.promised_bytes:
             return wanted
         return max(0, min(wanted, UNMEASURED_CHUNKS_MAX - speed.promised_bytes // self._chunk_bytes))
 
