@@ -167,3 +167,14 @@ def test_failures_teach_nothing_and_deadlines_a_lot() -> None:
     for op in others:
         core.finish(op, elapsed_s=60.0)
     assert (speed.latency_s, speed._promised_bytes, speed._issued_bytes) == (known, 0, 0)
+
+
+def test_a_read_that_hangs_at_the_start_does_not_stay_in_the_model() -> None:
+    """One missed deadline among the first readings: the good ones behind it are applied in full."""
+    speed = TierSpeed()
+    assert not speed.measured(MB, 10.0, is_late=True)
+    assert speed.has_missed
+    assert not speed.is_known
+    for _ in range(READINGS_MIN - 1):
+        speed.measured(MB, 0.001)
+    assert expected(speed, MB) == pytest.approx(0.001)
