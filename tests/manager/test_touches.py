@@ -157,6 +157,32 @@ def test_what_is_not_there_is_not_continued() -> None:
     assert [rank > 0 for rank in ranks] == [True] * 20 + [False] * 30
 
 
+def test_what_a_lost_head_left_behind_is_continued() -> None:
+    """A request computes a lost head again, and stores it before chunks that are still there: they are its own now.
+
+    Otherwise the tail that the request stores behind them would take their place in a tier that is full.
+    """
+    core, prompt = make_core(slots=64, tiers=[disk(frames=8)]), keys_of(0, 12)
+    kept = prompt[2:6]
+    core.put(kept, "old")
+    core.put(keys_of(1_000, 4), "other")
+    core.finish_all()
+    core.manager.continue_prefix(prompt, 4, RequestContext("new"))
+    ctx, ends = RequestContext("new"), {key: 4 * i for i, key in enumerate(prompt, 1)}
+    grant = core.manager.prepare_store(ends.items(), ctx)
+    assert grant is not None
+    assert set(grant.keys) == set(prompt) - set(kept)
+    core.manager.complete_store(grant.slots)
+    for _ in prompt:
+        core.begin()
+        core.finish_all()
+    resident = {key for key, _, _ in core.lower[0].residency.rows.listed()}
+    assert resident == set(prompt[:8]), "the head fills the tier"
+    ranks = ranks_below(core, kept)
+    assert ranks == sorted(ranks)
+    assert core.host.slots.ranks_of([slot for slot in core.host.slots.find_all(kept) if slot is not None]) == (*ranks,)
+
+
 def calls_of_a_continuation(chunks: int) -> int:
     """Calls of functions in the continuation of a prefix that the host tier and a lower tier have."""
     core, prompt = make_core(tiers=[disk()]), keys_of(0, chunks)

@@ -269,6 +269,7 @@ class OffloadManager:
         slots = self._admissions.admit(wanted, ctx.hints, ranks=ranks)
         if present:
             self._tier_io.used(present, ctx.hints)
+            self._tier_io.cascades.computed_again(present, offered, ctx)
         if ctx.hints.has_retention or self.retention.any:
             self.retention.stored(wanted, ctx.hints, self.step.now, self._tier_io.source_of)
         return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))

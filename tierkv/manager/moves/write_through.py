@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tierkv.manager.contract import HOST
+from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Filled
 from tierkv.manager.host.chunk_state import ChunkState
@@ -17,7 +17,7 @@ from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
 from tierkv.metrics.counters import CoreCounters
-from tierkv.structures.ranks import by_request
+from tierkv.structures.ranks import by_request, ranks_of
 from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.geometry import cdiv
@@ -227,6 +227,20 @@ class Cascades:
         over = len(tier.write_queue) - (self._host.num_slots if tier.phase.usable else waiting)
         if over > 0:
             self._shorten(tier, over)
+
+    def computed_again(self, slots: Sequence[int], end_tokens: Mapping[Key, int], ctx: RequestContext) -> None:
+        """Rank chunks that the host tier has anew, in every tier, because a request has computed them all the same.
+
+        Usually it has continued them already. If not, they are behind chunks that were lost, and that it stores.
+        """
+        table = self._host.slots
+        keys = table.keys_of(slots)
+        ranks = ranks_of(ctx.request_id, map(end_tokens.__getitem__, keys), ctx.number)
+        if any(ranks) and (*ranks,) != table.ranks_of(slots):
+            for in_order, their_ranks in by_request(slots, ranks):
+                self._host.continue_prefix(in_order, their_ranks)
+            for tier in self._tiers:
+                self._rank_present(tier, list(zip(slots, keys, strict=True)))
 
     def _rank_present(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]]) -> None:
         """Rank those of ``chunks`` anew that a tier has, because a request has computed and stored them all the same.
