@@ -49,6 +49,8 @@ class StoreGrant:
     """Lease on a slot for each key."""
     evicted: tuple[Key, ...]
     """Keys that were evicted to make room."""
+    reading: frozenset[Key] = frozenset()
+    """Other keys of the offer, which a tier is still being read for: they are lost if that fails."""
 
 
 @dataclass(frozen=True, slots=True)

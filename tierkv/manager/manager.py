@@ -272,7 +272,8 @@ class OffloadManager:
             self._tier_io.cascades.computed_again(present, offered, ctx)
         if ctx.hints.has_retention or self.retention.any:
             self.retention.stored(wanted, ctx.hints, self.step.now, self._tier_io.source_of)
-        return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))
+        refs, reading = host.slots.newest_refs(slots), host.slots.being_read(present)
+        return StoreGrant(tuple(wanted), refs, tuple(evicted), reading)
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """End a store: its chunks become readable and are queued for lower tiers. Those in ``failed`` are dropped.

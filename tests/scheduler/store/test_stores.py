@@ -19,7 +19,7 @@ from tierkv.scheduler.store.candidates import Candidate, candidates, source_bloc
 from tierkv.structures.ranks import ranks_of
 from tierkv.types.engine import ScheduledRequest, StepOutput
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Verb
+from tierkv.types.tier_ops import OutcomeKind, Verb
 
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
@@ -357,6 +357,26 @@ def test_s77_an_aborted_request_stores_what_is_computed() -> None:
     core.scheduler.request_finished(request, [[1, 2, 3]])
     assert chunk_indices(core, request, meta) == [0, 1]
     assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_chunk_whose_read_failed_is_stored_when_the_request_ends(is_lost: bool) -> None:
+    """While a tier is read for a chunk, a request that computes it stores the others. Nobody else might compute it.
+
+    Without it, what is stored behind it serves no request.
+    """
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    key = core.truth.keys(request)[1]
+    core.keep_below([key])
+    assert core.manager.read_ahead([key], 1, RequestContext("other"))
+    (read,) = core.manager.take_ops()
+    first = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]])
+    assert chunk_indices(core, request, first) == [0, 2, 3]
+    core.finish(read, OutcomeKind.CORRUPT if is_lost else OutcomeKind.OK)
+    core.scheduler.request_finished(request, [[1, 2, 3, 4]])
+    last = core.scheduler.build_connector_meta(StepOutput())
+    assert chunk_indices(core, request, last) == ([1] if is_lost else [])
 
 
 def test_s77_a_long_prompt_that_ends_at_once() -> None:

@@ -220,6 +220,11 @@ class SlotTable:
         slots = [slot for slot, generation in refs if slot in filling and generations[slot] == generation]
         return [slot for slot in slots if slot not in self.origins] if self.origins else slots
 
+    def being_read(self, slots: Iterable[int]) -> frozenset[Key]:
+        """Keys of the chunks that a lower tier is being read for, into some of these slots."""
+        origins = self.origins
+        return frozenset([self.key(slot) for slot in slots if slot in origins]) if origins else frozenset()
+
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def get(self, key: Key) -> Chunk | None:

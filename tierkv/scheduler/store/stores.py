@@ -163,6 +163,8 @@ class Stores:
         Chunks that find no room are counted as not stored.
         """
         tokens = self.final_tokens(record)
+        if record.awaited:
+            self._offer_lost_again(record)
         for _ in range(FINAL_PASSES_MAX):
             offered = self._candidates(record, tokens, new_tokens)
             if not offered.keys:
@@ -171,6 +173,14 @@ class Stores:
                 break
         if skip_useless(record, self._geometry, tokens):
             self._counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
+
+    def _offer_lost_again(self, record: RequestRecord) -> None:
+        """Move the store cursors back to the first chunk that a tier was to deliver, and did not."""
+        awaited, record.awaited = record.awaited, {}
+        found = self._manager.present_prefix([*awaited], 0, len(awaited), record.ctx)
+        if found < len(awaited):
+            longest = max([group.chunk_tokens for group in record.groups])
+            record.offer_again(max(0, min([*awaited.values()][found:]) - longest))
 
     def offer_free_chunks(self, chunks: Sequence[FreeChunk]) -> int:
         """Offer chunks that no request uses any more. Their blocks are fenced at once.
@@ -233,7 +243,8 @@ class Stores:
                 break
             grants.append(one)
         granted, slots = [key for one in grants for key in one.keys], [slot for one in grants for slot in one.slots]
-        return len(grants), StoreGrant(tuple(granted), tuple(slots), ())
+        reading = frozenset[Key]().union(*[one.reading for one in grants])
+        return len(grants), StoreGrant(tuple(granted), tuple(slots), (), reading)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -245,6 +256,9 @@ class Stores:
         for index, number in dict(zip(taken.groups, taken.numbers, strict=True)).items():
             group = record.groups[index]  # in each group the chunks ascend, so the last one stays
             group.next_stored = max(group.next_stored, number + 1)
+        if grant.reading:
+            ends = zip(taken.keys, taken.end_tokens, strict=True)
+            record.awaited.update([(key, end) for key, end in ends if key in grant.reading])
         chunks, slots = _in_groups(taken, grant)
         count, most = len(chunks.keys), self.job_chunks_max
         if count <= most:
