@@ -1,8 +1,9 @@
 """Damage at rest, by the thousand: copies of a backend's files are changed, and each is used in a forked process.
 
-A backend's author writes three functions (:class:`Damage`): one that fills a place, one that changes its files, and one
-that opens the place and looks for what broke. :func:`play_seeds` plays one change per seed. A seed repeats its change
-exactly, so a finding is a number. A process that is ended by a signal, hangs or raises is a finding, too.
+A backend's author writes two functions (:class:`Damage`): one that fills a place, and one that changes its files. The
+third, which opens the place and looks for what broke, is mostly a :class:`~tierkv.testing.damage_use.Use`.
+:func:`play_seeds` plays one change per seed. A seed repeats its change exactly, so a finding is a number. A process
+that is ended by a signal, hangs or raises is a finding, too.
 """
 
 from __future__ import annotations
@@ -14,19 +15,15 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-from tierkv.errors import CorruptFrameError
-from tierkv.frames.frame import HEADER_BYTES, frame_bytes
-from tierkv.frames.sealer import FrameSealer
-from tierkv.testing.frames import make_frame, make_key
-from tierkv.types.keys import Key
+from typing import Any
 
 HANG_S = 30
 """Seconds for the use of one damaged place; beyond it, the backend hangs."""
@@ -62,7 +59,7 @@ class Damage:
     mutate: Callable[[Path, random.Random], str]
     """Change the files of a place. Returns the change in words, its kind first."""
     play: Callable[[Path], Outcome]
-    """Open the place, read, delete and rewrite everything."""
+    """Open the place, read, delete and rewrite everything: mostly :meth:`~tierkv.testing.damage_use.Use.play`."""
 
 
 @dataclass(slots=True)
@@ -77,47 +74,6 @@ class Summary:
     """Number of outcomes with each note."""
     slowest_s: float = 0.0
     """Longest time of opening in seconds."""
-
-
-class SealedFrames:
-    """Frames of numbered keys in several versions, sealed as the framework does, and the judge of what is read.
-
-    Args:
-        fingerprint: of the namespace.
-        raw_bytes: lengths of payloads; the keys have them in turn.
-        versions: number of versions in which a key may have been stored.
-    """
-
-    def __init__(self, fingerprint: bytes, raw_bytes: Sequence[int], versions: int) -> None:
-        self._sealer = FrameSealer(fingerprint)
-        self._raw_bytes = raw_bytes
-        self._versions = versions
-        self._made: dict[tuple[int, int], bytes] = {}
-
-    def frame(self, number: int, version: int) -> bytes:
-        """Frame of a key in one of its versions, made once."""
-        if (number, version) not in self._made:
-            raw_bytes = self._raw_bytes[number % len(self._raw_bytes)]
-            slot = bytearray(frame_bytes(raw_bytes))
-            slot[HEADER_BYTES : HEADER_BYTES + raw_bytes] = make_frame(make_key(number), version, raw_bytes)
-            self._sealer.seal(memoryview(slot), make_key(number), raw_bytes)
-            self._made[number, version] = bytes(slot)
-        return self._made[number, version]
-
-    def frames(self, numbers: Iterable[int], version: int) -> dict[Key, bytes]:
-        """Frames of some keys."""
-        return {make_key(number): self.frame(number, version) for number in numbers}
-
-    def is_wrong(self, number: int, found: bytes) -> bool:
-        """Whether bytes pass the framework's check and are no frame that was ever stored under the key."""
-        try:
-            header = self._sealer.check_slot(memoryview(found), make_key(number))
-        except CorruptFrameError:
-            return False
-        payload = slice(HEADER_BYTES, HEADER_BYTES + header.raw_bytes)
-        return not any(
-            found[payload] == self.frame(number, version)[payload] for version in range(1, self._versions + 1)
-        )
 
 
 def play_seeds(damage: Damage, place: Path, seeds: Sequence[int], jobs: int = 1) -> Summary:
@@ -279,6 +235,16 @@ def change_length(data: bytearray, rng: random.Random) -> str:
     else:
         data += rng.randbytes(rng.randrange(1, 3 * PAGE_BYTES))
     return f"{how} from {size} to {len(data)}"
+
+
+def run_program(program: Path, place: Path, count: int, seed: int = 1) -> dict[str, Any]:
+    """Run a backend's program of :func:`main`, as a test does. Returns its summary; a broken promise fails the test."""
+    command = [sys.executable, program.name, "--place", str(place), "--count", str(count), "--seed", str(seed)]
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, timeout=60 + count, check=False)  # noqa: S603 - the caller's own program
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    summary: dict[str, Any] = json.loads(done.stdout)
+    assert not summary["broken"]
+    return summary
 
 
 def main(damage: Damage) -> None:

@@ -34,6 +34,13 @@ def aligned_buffer(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, pages * PAGE_BYTES))[:size]
 
 
+def aligned_buffers(count: int, size: int) -> list[memoryview]:
+    """Writable memory in ``count`` pieces of ``size`` bytes, each of which starts on a page boundary."""
+    stride = max(1, -(-size // PAGE_BYTES)) * PAGE_BYTES
+    memory = aligned_buffer(count * stride)
+    return [memory[start : start + size] for start in range(0, count * stride, stride)]
+
+
 def aligned_copy(data: bytes) -> memoryview:
     """``data`` in page-aligned memory of exactly its length."""
     buffer = aligned_buffer(len(data))

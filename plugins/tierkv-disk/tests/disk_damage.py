@@ -5,11 +5,8 @@ As a program: ``python disk_damage.py --count 1000 --seed 1 [--only 17]`` prints
 
 from __future__ import annotations
 
-import contextlib
 import random
 import shutil
-import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +14,11 @@ from disk_support import PAGE, make_namespace
 
 import tierkv_disk
 from tierkv.abc import BackendContext
-from tierkv.errors import NamespaceMismatchError
 from tierkv.frames.frame import frame_bytes
 from tierkv.frames.recognition import recognise_frame
 from tierkv.testing.conformance.session import Session
-from tierkv.testing.damage import Damage, Outcome, SealedFrames, change_bytes, change_length, change_pages, main
+from tierkv.testing.damage import Damage, change_bytes, change_length, change_pages, main
+from tierkv.testing.damage_use import SealedFrames, Use
 from tierkv.testing.frames import make_key
 from tierkv_disk import DiskOptions
 from tierkv_disk.log.reading import used_bytes
@@ -52,17 +49,12 @@ FINGERPRINT = NAMESPACE.fingerprint()
 STORED = SealedFrames(FINGERPRINT, RAW_BYTES, VERSIONS)
 
 
-@contextlib.contextmanager
-def opened(place: Path) -> Iterator[Session]:
-    """The tier, closed at the end."""
+def opened(place: Path) -> Session:
+    """The tier."""
     recognise = partial(recognise_frame, FINGERPRINT, PAGE)
     context = BackendContext("disk", NAMESPACE, FRAME_BYTES_MAX, 2 << 20, recognise)
     options = DiskOptions(str(place / "tier"), segment_bytes=1 << 20, min_free_bytes=0, durability="none")
-    session = Session(tierkv_disk.PLUGIN, context, options)
-    try:
-        yield session
-    finally:
-        session.close()
+    return Session(tierkv_disk.PLUGIN, context, options)
 
 
 def directory(place: Path) -> Path:
@@ -133,37 +125,7 @@ def _change_document(place: Path, rng: random.Random) -> str:
     return f"{path.name} {what}"
 
 
-def play(place: Path) -> Outcome:
-    """Open a damaged tier, read, delete and rewrite everything, and read it again after a restart."""
-    started = time.monotonic()
-    try:
-        with opened(place) as disk:
-            open_s = time.monotonic() - started
-            return _play(disk, place, open_s)
-    except NamespaceMismatchError as error:
-        # By its words the place belongs to another program, namespace or format: left as it is, and named.
-        return Outcome("" if str(place) in str(error) else f"refused without its path: {error}", note="refused")
-
-
-def _play(disk: Session, place: Path, open_s: float) -> Outcome:
-    keys = [make_key(number) for number in range(FRAMES)]
-    for number, found in enumerate(disk.read(keys)):
-        if isinstance(found, bytes) and STORED.is_wrong(number, found):
-            return Outcome(f"frame {number} is wrong", open_s)
-    disk.forget(keys[::2])
-    stored = STORED.frames(range(FRAMES), VERSIONS)
-    if any(failed := disk.write(stored)):
-        return Outcome(f"not storable: {next(filter(None, failed))}", open_s)
-    if disk.read(keys) != list(stored.values()):
-        return Outcome("another frame was read than was stored", open_s)
-    disk.close()
-    with opened(place) as again:
-        if again.read(keys) != list(stored.values()) or not set(keys) <= again.scan().keys():
-            return Outcome("a frame that was stored is lost by a restart", open_s)
-    return Outcome(open_s=open_s)
-
-
-DAMAGE = Damage(build, mutate, play)
+DAMAGE = Damage(build, mutate, Use(opened, STORED, FRAMES, VERSIONS).play)
 
 if __name__ == "__main__":
     main(DAMAGE)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import disk_damage
 
 from tierkv.frames.frame import HEADER_BYTES
+from tierkv.testing.damage import run_program
 
 COUNT = int(os.environ.get("TIERKV_DISK_DAMAGE", "150"))
 """Number of changes; the variable gives more."""
@@ -19,12 +17,7 @@ SEED = int(os.environ.get("TIERKV_DISK_SEED", "1"))
 
 def test_damage_by_field(tmp_path: Path) -> None:
     """Each change is played in a process of its own; ``--only SEED`` of ``disk_damage.py`` repeats one."""
-    program = Path(disk_damage.__file__)
-    command = [sys.executable, program.name, "--place", str(tmp_path), "--count", str(COUNT), "--seed", str(SEED)]
-    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, timeout=60 + COUNT, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    summary = json.loads(done.stdout)
-    assert summary["broken"] == []
+    summary = run_program(Path(disk_damage.__file__), tmp_path, COUNT, SEED)
     assert set(summary["kinds"]) == set(disk_damage.KINDS)
     assert summary["notes"].get("refused", 0) < COUNT / 10, "most damage is healed"
 

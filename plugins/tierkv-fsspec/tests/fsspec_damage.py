@@ -5,20 +5,16 @@ As a program: ``python fsspec_damage.py --count 1000 --seed 1 [--only 17]`` prin
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import tierkv_fsspec
 from tierkv.abc import BackendContext
-from tierkv.errors import NamespaceMismatchError
 from tierkv.frames.frame import frame_bytes
 from tierkv.testing.conformance.session import Session
-from tierkv.testing.damage import Damage, Outcome, SealedFrames, change_bytes, change_length, main
-from tierkv.testing.frames import make_key
+from tierkv.testing.damage import Damage, change_bytes, change_length, main
+from tierkv.testing.damage_use import SealedFrames, Use
 from tierkv.types.namespace import Namespace
 from tierkv_fsspec import FsspecOptions
 
@@ -34,15 +30,10 @@ NAMESPACE = Namespace("tests", "r1", "bfloat16", "page", ((16, (4096,), "full_at
 STORED = SealedFrames(NAMESPACE.fingerprint(), RAW_BYTES, VERSIONS)
 
 
-@contextlib.contextmanager
-def opened(place: Path) -> Iterator[Session]:
-    """The tier, closed at the end."""
+def opened(place: Path) -> Session:
+    """The tier."""
     context = BackendContext("objects", NAMESPACE, frame_bytes(max(RAW_BYTES)), None)
-    session = Session(tierkv_fsspec.PLUGIN, context, FsspecOptions(url=f"file://{place}", concurrent_requests=2))
-    try:
-        yield session
-    finally:
-        session.close()
+    return Session(tierkv_fsspec.PLUGIN, context, FsspecOptions(url=f"file://{place}", concurrent_requests=2))
 
 
 def build(place: Path) -> None:
@@ -101,39 +92,7 @@ def _edit(path: Path, kind: str, rng: random.Random) -> str:
     return what
 
 
-def play(place: Path) -> Outcome:
-    """Open a damaged directory, read, delete and rewrite everything, and read it again after a restart."""
-    started = time.monotonic()
-    try:
-        with opened(place) as objects:
-            open_s = time.monotonic() - started
-            return _play(objects, place, open_s)
-    except NamespaceMismatchError as error:
-        # By its words the place belongs to another namespace or format: left as it is, and named.
-        return Outcome("" if str(place) in str(error) else f"refused without its path: {error}", note="refused")
-
-
-def _play(objects: Session, place: Path, open_s: float) -> Outcome:
-    keys = [make_key(number) for number in range(FRAMES)]
-    for number, found in enumerate(objects.read(keys)):
-        if isinstance(found, bytes) and STORED.is_wrong(number, found):
-            return Outcome(f"frame {number} is wrong", open_s)
-        intact = any(found == STORED.frame(number, version) for version in range(1, VERSIONS + 1))
-        if not intact or number % 2 == 0:  # the framework deletes a frame that fails its check
-            objects.forget([keys[number]])
-    stored = STORED.frames(range(FRAMES), 1)
-    if any(failed := objects.write(stored)):
-        return Outcome(f"not storable: {next(filter(None, failed))}", open_s)
-    if objects.read(keys) != list(stored.values()):
-        return Outcome("another frame was read than was stored", open_s)
-    objects.close()
-    with opened(place) as again:
-        if again.read(keys) != list(stored.values()):
-            return Outcome("a frame that was stored is lost by a restart", open_s)
-    return Outcome(open_s=open_s)
-
-
-DAMAGE = Damage(build, mutate, play)
+DAMAGE = Damage(build, mutate, Use(opened, STORED, FRAMES, deletes_damaged=True).play)
 
 if __name__ == "__main__":
     main(DAMAGE)

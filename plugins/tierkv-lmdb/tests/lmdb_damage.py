@@ -9,75 +9,69 @@ import collections
 import functools
 import random
 import struct
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from lmdb_support import KIB, MIB, context, directory, key, open_at
+from lmdb_support import KIB, MIB, context, directory, key
 
-from tierkv.abc import ReadRequest, WriteRequest
-from tierkv.errors import TierKVError
+import tierkv_lmdb
+from tierkv.testing.conformance.session import Session
 from tierkv.testing.damage import Damage, Outcome, change_bytes, change_length, change_pages, main
+from tierkv.testing.damage_use import Use
+from tierkv.types.keys import Key
+from tierkv_lmdb import LmdbOptions
 
 FRAMES = 130
 CAPACITY_BYTES = 4 * MIB
 PAGE = 4096
-HEAL_S, PAUSE_S = 2.0, 0.002
-BATCH = 26
+HEAL_S = 2.0
 LOCK_SHARE = 0.06
 BRANCH, LEAF, OVERFLOW = 1, 2, 4
 KINDS = ("meta", "meta", "branch", "leaf", "leaf", "overflow", "free", "free", "names", "page", "file")
 
 
-KEYS = [key(number) for number in range(FRAMES)]
+class Frames:
+    """Frames of numbered keys: a checksum, the key, and bytes that follow from it. Many are shorter than a page."""
+
+    def frames(self, numbers: Iterable[int], _version: int) -> dict[Key, bytes]:
+        """Frames of some keys, which have one version."""
+        return {key(number): frame(number) for number in numbers}
+
+    def is_stored(self, number: int, found: object) -> bool:
+        """Whether bytes are the frame of a key."""
+        return found == frame(number)
+
+    def is_wrong(self, number: int, found: bytes) -> bool:
+        """Whether a frame passes the check of its reader, and is wrong all the same."""
+        intact = zlib.crc32(found[4:]) == int.from_bytes(found[:4], "little") and found[4:40] == bytes(key(number))
+        return intact and found != frame(number)
 
 
 @functools.cache
 def frame(number: int) -> bytes:
-    """Frame of a key: a checksum, the key, and bytes that follow from it. Many are shorter than a page."""
+    """Frame of a key."""
     rng = random.Random(number)
     body = bytes(key(number)) + rng.randbytes(rng.choice((10, 900, 3 * KIB, 9 * KIB)))
     return struct.pack("<I", zlib.crc32(body)) + body
 
 
-def is_wrong(number: int, found: bytes) -> bool:
-    """Whether a frame passes the check of its reader, and is wrong all the same."""
-    intact = zlib.crc32(found[4:]) == int.from_bytes(found[:4], "little") and found[4:40] == bytes(key(number))
-    return intact and found != frame(number)
+def opened(place: Path) -> Session:
+    """The tier."""
+    options = LmdbOptions(path=str(place), durability="none")
+    return Session(tierkv_lmdb.PLUGIN, context(CAPACITY_BYTES), options)
 
 
 def build(place: Path) -> None:
     """Create a tier whose trees have branches, and whose list of free pages has several records."""
-    tier_context = context(CAPACITY_BYTES)
-    backend = open_at(place, tier_context, durability="none")
-    for start in range(0, FRAMES, 10):
-        store(backend, range(start, start + 10))
-    for start in range(0, FRAMES, 13):
-        backend.delete([key(start), key(start + 5)])
-        store(backend, [start])
-    backend.close()
-
-
-def store(backend: Any, numbers: Sequence[int]) -> list[object]:
-    """Write frames. Returns the results."""
-    return list(backend.write([WriteRequest(KEYS[number], memoryview(frame(number))) for number in numbers]))
-
-
-@functools.cache
-def buffers() -> list[memoryview]:
-    """Buffers of reads, one for each frame, made once in each process."""
-    return [memoryview(bytearray(64 * KIB)) for _ in KEYS]
-
-
-def read(backend: Any, numbers: Sequence[int]) -> Iterator[tuple[int, object, memoryview]]:
-    """Read frames. Yields number, result and buffer of each; no buffer holds its frame of an earlier read."""
-    used = [buffers()[number] for number in numbers]
-    for number, buffer in zip(numbers, used, strict=True):
-        buffer[: len(frame(number))] = bytes(len(frame(number)))
-    results = backend.read_into([ReadRequest(KEYS[number], buffers()[number]) for number in numbers])
-    yield from zip(numbers, results, used, strict=True)
+    stored = Frames()
+    with opened(place) as tier:
+        for start in range(0, FRAMES, 10):
+            tier.put(stored.frames(range(start, start + 10), 1))
+        for start in range(0, FRAMES, 13):
+            tier.delete([key(start), key(start + 5)])
+            tier.put(stored.frames([start], 1))
 
 
 @functools.lru_cache(maxsize=1)
@@ -140,56 +134,26 @@ def mutate_lock(place: Path, rng: random.Random) -> str:
     return f"lock {how}"
 
 
+USE = Use(opened, Frames(), FRAMES, rounds=2, heal_s=HEAL_S)
+
+
 def play(place: Path) -> Outcome:
-    """Open a damaged tier, read, delete and rewrite everything."""
-    started = time.monotonic()
-    backend = open_at(place, context(CAPACITY_BYTES), durability="none")
-    open_s = time.monotonic() - started
-    losses = directory(place) / "damage.json"
-    note = "emptied at its start" if losses.exists() else ""
-    list(backend.scan())
-    for number, size, buffer in read(backend, range(FRAMES)):
-        if isinstance(size, int) and is_wrong(number, bytes(buffer[:size])):
-            return Outcome(f"frame {number} is wrong", open_s)
-    if broken := rewritten(backend):
-        return Outcome(broken, open_s)
-    keys = {entry.key for entry in backend.scan()}
-    backend.close()
-    if not keys.issuperset(KEYS):
-        return Outcome("the index lacks a frame", open_s)
-    size = (directory(place) / "data.mdb").stat().st_size
-    if not note and losses.exists():
-        note = "emptied in use"
-    return Outcome(f"{size} bytes of data" if size > CAPACITY_BYTES else "", open_s, note)
+    """Use a damaged tier, and look whether it was emptied, and how large its file is."""
+    data, losses, at_start = directory(place) / "data.mdb", directory(place) / "damage.json", list[bool]()
 
+    def noting(place: Path) -> Session:
+        session = opened(place)
+        at_start.append(losses.exists())
+        return session
 
-def rewritten(backend: Any) -> str:
-    """Delete and store everything twice, and read it back. Returns the promise that broke, or nothing."""
-    batches = [range(start, start + BATCH) for start in range(0, FRAMES, BATCH)]
-    for _ in range(2):
-        healed(lambda: backend.delete(KEYS[::2]))
-        for numbers in batches:
-            results = healed(lambda numbers=numbers: store(backend, numbers))
-            if any(results):
-                return f"not storable: {next(filter(None, results))}"
-    for numbers in batches:
-        for number, size, buffer in read(backend, numbers):
-            if not isinstance(size, int) or buffer[:size] != frame(number):
-                return f"frame {number} was stored, and read as {size!r}"
-    return ""
-
-
-def healed(call: Callable[[], list[object]]) -> list[object]:
-    """Results of a call, repeated while the environment is being replaced."""
-    give_up_s = time.monotonic() + HEAL_S
-    while True:
-        try:
-            results = call()
-        except TierKVError as error:
-            results = [error]
-        if not any(results) or time.monotonic() > give_up_s:
-            return results
-        time.sleep(PAUSE_S)
+    outcome = replace(USE, opened=noting).play(place)
+    if not outcome.broken and data.stat().st_size > CAPACITY_BYTES:
+        outcome = replace(outcome, broken=f"{data.stat().st_size} bytes of data")
+    return (
+        replace(outcome, note="emptied at its start" if at_start[0] else "emptied in use")
+        if losses.exists()
+        else outcome
+    )
 
 
 def mutate(place: Path, rng: random.Random) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -16,6 +15,7 @@ from lmdb_damage import CAPACITY_BYTES
 from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, run_child
 
 from tierkv.errors import BackendError
+from tierkv.testing.damage import run_program
 from tierkv_lmdb.directory import read_losses
 from tierkv_lmdb.environments.environment import Environment
 from tierkv_lmdb.verification.file_format import DamageError
@@ -40,10 +40,7 @@ def test_mutations_by_field(fast_place: Path) -> None:
 
     Each mutation runs in a process of its own; ``--only SEED`` of ``lmdb_damage.py`` repeats one.
     """
-    code = "import lmdb_damage as m; m.main(m.DAMAGE)"
-    output = run_child(code, "--place", fast_place, "--count", COUNT, "--seed", SEED, timeout_s=60 + COUNT)
-    summary = json.loads(output)
-    assert summary["broken"] == []
+    summary = run_program(Path(lmdb_damage.__file__), fast_place, COUNT, SEED)
     assert set(summary["kinds"]) == {*lmdb_damage.KINDS, "lock"}
     damaged = damaged_by(fast_place / "again", range(SEED, SEED + COUNT))
     assert summary["notes"]["emptied at its start"] == damaged

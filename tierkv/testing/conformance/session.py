@@ -23,7 +23,7 @@ from tierkv.abc import (
     WriteResult,
 )
 from tierkv.errors import TierKVError
-from tierkv.testing.frames import Frame, aligned_buffer, aligned_copy, make_frame
+from tierkv.testing.frames import Frame, aligned_buffers, aligned_copy, make_frame
 from tierkv.types.keys import Key
 
 CALL_TIMEOUT_S = 120.0
@@ -145,7 +145,8 @@ class Session:
         """Read frames as bytes, in batches that the backend prefers; errors are returned in place."""
         frames: list[bytes | TierKVError | None] = []
         for batch in self._batches(keys):
-            requests = [ReadRequest(key, aligned_buffer(self.buffer_bytes)) for key in batch]
+            buffers = aligned_buffers(len(batch), self.buffer_bytes)
+            requests = [ReadRequest(key, buffer) for key, buffer in zip(batch, buffers, strict=True)]
             for request, result in zip(requests, self.read_into(requests), strict=True):
                 if isinstance(result, int):
                     assert 0 <= result <= self.buffer_bytes, f"read_into placed {result} bytes in {self.buffer_bytes}"
