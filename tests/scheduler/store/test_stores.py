@@ -361,7 +361,7 @@ def test_s77_an_aborted_request_stores_what_is_computed() -> None:
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_chunk_whose_read_failed_is_stored_when_the_request_ends(is_lost: bool) -> None:
-    """While a tier is read for a chunk, a request that computes it stores the others. Nobody else might compute it.
+    """While a tier is read for a chunk, a request that computes it stores the others. It may be the last to do so.
 
     Without it, what is stored behind it serves no request.
     """
