@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from core_parts import DISK, FRAME_BYTES
+from panics import Panic
 
 from tierkv.abc import AdmissionPolicy, RequestAwarePolicy
 from tierkv.manager.contract import HOST, RequestContext
@@ -160,13 +161,34 @@ def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
     assert host.evict_for(2)
 
 
+def panicking(*_: object) -> Sequence[int]:
+    """Verb of compiled code that panics."""
+    raise Panic
+
+
+def interrupted(*_: object) -> Sequence[int]:
+    """Verb during which the user presses Control-C."""
+    raise KeyboardInterrupt
+
+
+def test_the_users_interrupt_is_no_fault_of_a_policy() -> None:
+    """The engine's thread is mostly the main one: Control-C must end the program."""
+    policy = Breakable()
+    manager = manager_over(policy, 3)
+    policy.add = interrupted  # type: ignore[assignment]  # returns nothing
+    with pytest.raises(KeyboardInterrupt):
+        store(manager, run(0, 1))
+    assert not manager.counters.policies_failed
+
+
+@pytest.mark.parametrize("fault", [raising, panicking])
 @pytest.mark.parametrize("verb", ["add", "touch", "release", "remove"])
-def test_a_policy_that_raises(verb: str) -> None:
+def test_a_policy_that_raises(verb: str, fault: Callable[..., Sequence[int]]) -> None:
     """Promise 3: for each verb, the engine notices nothing, and every chunk can still be evicted."""
     policy = Breakable()
     manager = manager_over(policy, 3)
     store(manager, run(0, 1))
-    setattr(policy, verb, raising)
+    setattr(policy, verb, fault)
     store(manager, run(1, 2))
     manager.touch(run(0, 3))
     load = manager.prepare_load(run(0, 2), WHO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from panics import Panic
 from stack_bed import opened, prompts_of, serve, stack_config
 from unopened_disks import PATIENCE_S, HangingDisk, Open, RefusingDisk, registry_with
 
@@ -101,11 +103,14 @@ def test_a_tier_that_hung_joins_when_it_opens(
     assert len([line for line in lines if "is in service: " in line and "tier=slow" in line]) == 1
 
 
-def test_an_absent_tier_is_tried_with_growing_pauses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [BackendUnavailableError, Panic, SystemExit, asyncio.CancelledError])
+def test_an_absent_tier_is_tried_with_growing_pauses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     """A place that cannot be opened for a night costs one try per pause, and one log line in all. The tier is in
     service seconds after the cause has ended.
     """
-    disk, clock = RefusingDisk(), ManualClock()
+    disk, clock = RefusingDisk(error), ManualClock()
     config = stack_config(tmp_path)
     config["tiers"] = [{**config["tiers"][0], "name": "disk", "backend": "refusing", "breaker_cooldown_s": 2.0}]
     runtime = Runtime(clock=clock, engine_sleep=clock.sleep)

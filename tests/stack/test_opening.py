@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from panics import Panic
 from stack_bed import Faults
 
 import tierkv
@@ -147,7 +148,10 @@ def test_a_tier_whose_scan_fails_is_out_of_service(tmp_path: Path, faults: Fault
         assert stack.get_num_new_matched_tokens(OneRequest(), 0) == (0, False)
 
 
-def test_observers_receive_every_event(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_observers_receive_every_event(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     """tierkv_observe gets every event, in order, on a framework thread; an observer that raises affects no other."""
     received: list[CacheEvent] = []
 
@@ -157,7 +161,7 @@ def test_observers_receive_every_event(tmp_path: Path) -> None:
         @hookimpl
         def tierkv_observe(self, events: Iterable[CacheEvent]) -> None:
             received.extend(events)
-            raise RuntimeError("an observer's own fault")
+            raise error("an observer's own fault")
 
     config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
     with tierkv.open_stack(config, SPEC, plugins=load_plugins([Listener()])) as stack:
@@ -169,6 +173,7 @@ def test_observers_receive_every_event(tmp_path: Path) -> None:
         (CacheEventKind.STORED, "disk", 1),
     ]
     assert received == taken
+    assert "an observer's own fault" in caplog.text or "observers of cache events failed" in caplog.text
 
 
 def test_s95_closing_twice_is_harmless(tmp_path: Path) -> None:

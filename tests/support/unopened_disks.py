@@ -64,9 +64,14 @@ class HangingDisk:
 
 
 class RefusingDisk:
-    """Registry in which the backend ``refusing`` is a disk that cannot be opened before ``works`` is true."""
+    """Registry in which the backend ``refusing`` is a disk that cannot be opened before ``works`` is true.
 
-    def __init__(self) -> None:
+    Args:
+        error: raised until then.
+    """
+
+    def __init__(self, error: type[BaseException] = BackendUnavailableError) -> None:
+        self._error = error
         self.works = False
         self.tries = 0
         self.registry = registry_with("refusing", self._refusing)
@@ -75,7 +80,7 @@ class RefusingDisk:
         def refuse(context: BackendContext, options: Any) -> Any:
             self.tries += 1
             if not self.works:
-                raise BackendUnavailableError("the file system is gone", tier=context.tier)
+                raise self._error("the file system is gone")
             return inner(context, options)
 
         return refuse

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from panics import Panic
 from tier_bench import CODECS, PAYLOAD_BYTES, Bench, delete_chunks, probe_chunks, read_chunks, write_chunks
 
 from tierkv.abc import Capabilities, CodecFrame
@@ -258,7 +259,7 @@ def test_a_missing_codec_is_a_miss_with_a_reason(bench: Bench, compressible: Mak
 class ReverseCodec:
     """Codec that encodes to half and decodes to something else."""
 
-    def __init__(self, encoded: object = None, error: Exception | None = None) -> None:
+    def __init__(self, encoded: object = None, error: BaseException | None = None) -> None:
         self.encoded = encoded
         self.error = error
 
@@ -282,16 +283,17 @@ def test_a_codec_that_decodes_wrongly_is_seen(bench: Bench, compressible: Make) 
     assert "did not give back" in outcome.error
 
 
-def test_a_codec_that_raises_fails_its_chunk_only(bench: Bench, compressible: Make) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_a_codec_that_raises_fails_its_chunk_only(bench: Bench, compressible: Make, error: type[BaseException]) -> None:
     """Codecs are plugins too (promise 3)."""
     store(bench, compressible, count=2, codec="reverse", codecs={**CODECS, "reverse": ReverseCodec()})
     write_chunks(bench.tier(), KEYS[1:2], [bench.fill(1, KEYS[1], compressible(1))])
-    broken = {**CODECS, "reverse": ReverseCodec(error=RuntimeError("no"))}
+    broken = {**CODECS, "reverse": ReverseCodec(error=error("no"))}
     outcomes = read_chunks(bench.tier(codecs=broken), KEYS[:2], bench.stale([4, 5]))
     assert kinds(outcomes) == [OutcomeKind.FAILED, OutcomeKind.OK]
-    assert outcomes[0].error == "RuntimeError: no"
+    assert outcomes[0].error == f"{error.__name__}: no"
     (outcome,) = write_chunks(bench.tier("reverse", codecs=broken), KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
-    assert (outcome.kind, outcome.error) == (OutcomeKind.FAILED, "RuntimeError: no")
+    assert (outcome.kind, outcome.error) == (OutcomeKind.FAILED, f"{error.__name__}: no")
 
 
 @pytest.mark.parametrize("encoded", [0, -5, PAYLOAD_BYTES, 10**9, "many", True])

@@ -59,7 +59,9 @@ def open_value(
     except TierKVError as fault:
         fault.tier = fault.tier or tier
         raise
-    except PLUGIN_FAULTS as fault:
+    except KeyboardInterrupt:  # the user's
+        raise
+    except BaseException as fault:  # also a cancelled task, or a panic of compiled code
         place = "" if tier is None else f"tier {tier!r}: "
         text = f"{place}{what} of {origin} cannot be opened: {type(fault).__name__}: {fault}".removesuffix(": ")
         raise error(text, tier=tier) from fault

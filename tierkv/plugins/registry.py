@@ -75,17 +75,17 @@ class PluginRegistry:
         """Pass events to every observer, also after one of them raised.
 
         Raises:
-            ExceptionGroup: exceptions of the observers, each with a note that names the plugin.
+            BaseExceptionGroup: exceptions of the observers, each with a note that names the plugin.
         """
-        faults: list[Exception] = []
+        faults: list[BaseException] = []
         for observer in self.observers:
             try:
                 observer.plugin(events=events)
-            except Exception as error:  # noqa: BLE001  plugin code may raise anything; raised below with its name
+            except BaseException as error:  # noqa: BLE001  plugin code may raise anything; raised below with its name
                 error.add_note(f"raised by tierkv_observe of {observer.origin}")
                 faults.append(error)
         if faults:
-            raise ExceptionGroup("observers of cache events failed", faults)
+            raise BaseExceptionGroup("observers of cache events failed", faults)
 
     def commands(self, kind: type[T]) -> tuple[list[Registered[T]], list[BrokenPlugin]]:
         """Commands that plugins add to the ``tierkv`` program, and the plugins whose commands cannot be used.

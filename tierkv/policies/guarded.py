@@ -63,7 +63,9 @@ class GuardedPolicy:
             return None
         try:
             return getattr(self._policy, verb)(*args)
-        except Exception:  # noqa: BLE001 - a plugin's own code: counted, and not called again
+        except KeyboardInterrupt:  # the user's
+            raise
+        except BaseException:  # noqa: BLE001 - a plugin's own code, which may panic: counted, and not called again
             self._give_up()
             return None
 

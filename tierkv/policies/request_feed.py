@@ -41,6 +41,8 @@ class RequestFeed:
             name, policy = item
             try:
                 policy.observe_request(observation)
-            except Exception:  # noqa: BLE001  a plugin's own code: counted, and not called again
+            except KeyboardInterrupt:  # the user's
+                raise
+            except BaseException:  # noqa: BLE001  a plugin's own code, which may panic: counted, and not called again
                 self._counters.observations_failed[name] += 1
                 self._subscribers.remove(item)

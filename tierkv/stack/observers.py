@@ -66,7 +66,7 @@ class Observers:
         try:
             if self._call is not None:
                 self._call(batch)
-        except Exception as error:  # noqa: BLE001 - see below
+        except BaseException as error:  # noqa: BLE001 - see below
             # An observer is plugin code: its error is counted and logged, and goes no further (hook contract).
             self.failed_batches += 1
             self._log.report(OBSERVER_FAILED, kind="failed", batches=1, reason=f"{type(error).__name__}: {error}")

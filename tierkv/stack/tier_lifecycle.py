@@ -254,7 +254,7 @@ class TierChanges:
         except (ConfigError, PluginError, NamespaceMismatchError) as error:  # no time heals these
             self._absent.pop(absent.name, None)
             self._factory.log.report(TIER_STAYS_OUT, tier=absent.name, reason=error)
-        except Exception as error:  # noqa: BLE001 - logged when the tier left; a thread ends here, and the next one tries
+        except BaseException as error:  # noqa: BLE001 - logged when the tier left; the thread ends, and the next one tries
             _log.debug("tier %s cannot be opened yet (try %d): %s", absent.name, absent.tries, error)
         if attachment is not None:
             self._queue(attachment)

@@ -244,14 +244,14 @@ class Tier:
         except CorruptFrameError as error:
             self._quarantine(key, str(error))
             return failed_result(error)
-        except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
+        except BaseException as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failed_result(error)
         return _done(result) if not is_clear else KeyResult(Outcome(OutcomeKind.OK, result, is_clear=True))
 
     def _quarantine(self, key: Key, reason: str) -> None:
         # Not on an event loop, which the call could block.
         if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
-            with contextlib.suppress(Exception):  # optional: the chunk is a miss and will be deleted in any case
+            with contextlib.suppress(BaseException):  # optional: the chunk is a miss and will be deleted in any case
                 self.backend.quarantine(key, reason)
                 with self._quarantine_lock:
                     self.quarantined += 1
@@ -264,7 +264,7 @@ class Tier:
             for index, (key, ref, rank) in enumerate(zip(keys, slots, ranks, strict=True)):
                 try:
                     frame, staging = self._framer.encode_frame(self._arena.slot(ref.slot), key)
-                except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk stays in its tier
+                except BaseException as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk stays there
                     key_results[index] = failed_result(error)
                     continue
                 requests[index] = WriteRequest(key, frame.toreadonly(), rank)

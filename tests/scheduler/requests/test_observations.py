@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from core_blocks import blocks
 from core_parts import Core, disk, make_core, objects
+from panics import Panic
 
 from tierkv.abc import RequestAwarePolicy
 from tierkv.manager.host.host_tier import HostTier
@@ -21,18 +22,18 @@ from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 class WatchingPolicy(LruPolicy):
-    """LRU that remembers observations; ``broken`` makes it raise."""
+    """LRU that remembers observations; ``broken`` is what it raises then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[RequestObservation] = []
-        self.broken = False
+        self.broken: type[BaseException] | None = None
 
     def observe_request(self, observation: RequestObservation) -> None:
         """Remember it."""
         self.seen.append(observation)
-        if self.broken:
-            raise ZeroDivisionError
+        if self.broken is not None:
+            raise self.broken
 
 
 def watched(core: Core) -> list[WatchingPolicy]:
@@ -157,12 +158,13 @@ def test_a_request_that_was_never_answered_only_ends() -> None:
     assert (seen.phase, seen.gpu_chunks, seen.new_chunks) == (RequestPhase.FINISHED, (0,), (0,))
 
 
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_policy_that_raises_is_not_called_again(broken: int) -> None:
+def test_a_policy_that_raises_is_not_called_again(broken: int, error: type[BaseException]) -> None:
     """Never fatal: the engine continues, other policies still observe, the fault is counted once."""
     core = make_core(tiers=[disk()])
     policies: Sequence[WatchingPolicy] = watched(core)
-    policies[broken].broken = True
+    policies[broken].broken = error
     for i in range(2):
         assert core.ask(core.arrive(16, f"r{i}")) == 0
     assert [len(policy.seen) for policy in policies] == [1 if i == broken else 2 for i in (0, 1)]
