@@ -14,7 +14,10 @@ import lmdb
 import pytest
 from lmdb_support import context, directory, get, key, killed_at_end, open_at, put, run_child
 
+import tierkv_lmdb
+from tierkv.abc import BackendPlugin
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
+from tierkv.types.keys import Key
 from tierkv_lmdb import directory as layout
 
 OWNER = """
@@ -38,6 +41,30 @@ def test_error_of_a_second_process_names_the_pid_of_the_first(tmp_path: Path) ->
         assert str(tmp_path) in str(refused.value)
     backend = open_at(tmp_path)
     assert get(backend, key(1)) == [b"of the first owner"]
+    backend.close()
+
+
+@pytest.mark.parametrize("plugin", [tierkv_lmdb.PLUGIN, tierkv_lmdb.READ_ONLY_PLUGIN])
+def test_a_process_may_change_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: BackendPlugin
+) -> None:
+    """A relative path means the directory that it named at the start. Files that are missed later cost all chunks."""
+    open_with(tmp_path / "tier", {key(1): b"first"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    backend = plugin.open(context(), plugin.options(path="tier"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert get(backend, key(1)) == [b"first"]
+    if plugin is tierkv_lmdb.PLUGIN:
+        assert put(backend, {key(2): b"second"}) == [None]
+    backend.close()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def open_with(place: Path, frames: dict[Key, bytes]) -> None:
+    """Write a tier that holds these frames."""
+    backend = open_at(place)
+    assert put(backend, frames) == [None] * len(frames)
     backend.close()
 
 

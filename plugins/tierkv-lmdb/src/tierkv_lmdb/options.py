@@ -51,8 +51,8 @@ class LmdbOptions:
 
     @property
     def root(self) -> Path:
-        """``path``, with a leading ~ expanded."""
-        return Path(self.path).expanduser()
+        """``path``, with a leading ~ expanded; absolute, because a process may change its working directory."""
+        return Path(self.path).expanduser().absolute()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class LmdbReaderOptions:
 
     @property
     def root(self) -> Path:
-        """``path``, with a leading ~ expanded."""
-        return Path(self.path).expanduser()
+        """``path``, with a leading ~ expanded; absolute, because a process may change its working directory."""
+        return Path(self.path).expanduser().absolute()
 
 
 def _require_path(path: str) -> None:
