@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import lmdb
 import pytest
-from lmdb_support import FRAME, directory, get, key, open_at, put, run_child
+from lmdb_support import FRAME, directory, get, key, open_at, put, run_child, write_until_stored
 
 from tierkv.errors import BackendUnavailableError
+from tierkv_lmdb.directory import read_losses
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "data removed": lambda where: (where / "data.mdb").unlink(),
@@ -92,6 +94,33 @@ def test_doubt_reopens_and_keeps_a_sound_file(tmp_path: Path, error: str) -> Non
     assert get(backend, key(1)) == [FRAME]
     assert backend._environments.restarts == 1
     backend.close()
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_one_error_of_a_look_at_the_files_costs_no_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fails: int
+) -> None:
+    """A disk or a network that fails for an instant says nothing about the files: the next opening checks them.
+
+    Taken for damage, it emptied the tier.
+    """
+    backend = open_at(tmp_path)
+    put(backend, {key(1): FRAME})
+    left, read = [fails], os.pread
+
+    def fail(fd: int, length: int, offset: int) -> bytes:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return read(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", fail)
+    write_until_stored(backend, 2)
+    assert not left[0]
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+    assert read_losses(directory(tmp_path))[0] == 0
 
 
 def test_directory_that_was_replaced_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,13 +38,18 @@ class FileWatch:
         self._lock_header = os.pread(self._lock_fd, _LOCK_HEADER_BYTES, 0)
 
     def find_trouble(self) -> Trouble | None:
-        """Trouble with a file: it was removed, replaced, truncated or overwritten. Takes three system calls."""
+        """Trouble with a file: it was removed, replaced, truncated or overwritten, or cannot be looked at.
+
+        Takes three system calls.
+        """
         data_bytes = self._data_bytes  # before the call: the file may grow meanwhile, and another thread may see that
         try:
             data, lock = os.stat(self._data), os.stat(self._lock)  # noqa: PTH116  runs before each transaction
             lock_header = os.pread(self._lock_fd, _LOCK_HEADER_BYTES, 0)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             return Trouble(f"a file cannot be found ({error})", is_damage=True)
+        except OSError as error:  # it may pass, and costs no chunk: the next opening checks the file
+            return Trouble(f"a file cannot be looked at ({error})", is_damage=False)
         if (data.st_dev, data.st_ino) != self._data_file or (lock.st_dev, lock.st_ino) != self._lock_file:
             return Trouble("a file was replaced", is_damage=True)
         for name, size, needed in (
