@@ -38,6 +38,12 @@ def test_a_chunk_that_is_chosen_after_its_use_may_stay() -> None:
     assert outcome.finding is None, story(outcome)
 
 
+def test_a_chunk_may_begin_with_what_another_one_was_rounded_to() -> None:
+    """The GPU has the front of a chunk from another one, of the same tokens, that a lossy tier returned."""
+    outcome = simulate(1000874, scenario="cramped")
+    assert outcome.finding is None, story(outcome)
+
+
 def test_a_hung_write_of_a_tier_that_left_is_not_its_followers() -> None:
     """It says nothing about a frame that the tier of the same name gets after a reset: nothing of the core is wrong."""
     outcome = simulate(1000665, scenario="changes", steps=95)
