@@ -108,14 +108,29 @@ def test_a_namespace_of_another_name_is_refused(open_disk: OpenDisk, place: Path
 
 
 def test_segments_without_a_manifest_are_refused(open_disk: OpenDisk, directory: Path) -> None:
-    """Without namespace.json the slot size is unknown; a wrong one would read across frames."""
+    """Without namespace.json and a log of this format the slot size is unknown; a wrong one reads across frames."""
     with open_disk() as disk:
         disk.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
     before = (directory / "segment-00000.dat").read_bytes()
     (directory / layout.NAMESPACE_NAME).unlink()
+    (directory / layout.LOG_NAME).unlink()
     with pytest.raises(NamespaceMismatchError, match="put that file back, or remove the directory"):
         open_disk()
     assert (directory / "segment-00000.dat").read_bytes() == before
+
+
+def test_a_missing_manifest_is_written_anew(
+    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The directory's name and its log say what it holds: a file that only describes it must not block a start."""
+    with open_disk() as disk:
+        disk.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
+    described = (directory / layout.NAMESPACE_NAME).read_text()
+    (directory / layout.NAMESPACE_NAME).unlink()
+    with open_disk() as disk:
+        assert disk.get(make_key(1)) == make_frame(make_key(1), 1, PAGE)
+    assert (directory / layout.NAMESPACE_NAME).read_text() == described
+    assert caplog.text.count("it is written anew") == 1
 
 
 def test_a_failed_close_leaves_the_lock_free(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:

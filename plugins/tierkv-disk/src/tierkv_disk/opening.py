@@ -93,7 +93,7 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
 
 
 def _read_manifest(directory: Path, context: BackendContext) -> int:
-    """Read the slot size of format 1; 0 for the current format. A damaged manifest is replaced.
+    """Read the slot size of format 1; 0 for the current format. A damaged or missing manifest is replaced.
 
     The directory's name is the namespace, and so is the seed of all checksums. A log that is not of this namespace and
     the current format is set aside too; then the frames of this namespace are found by a search.

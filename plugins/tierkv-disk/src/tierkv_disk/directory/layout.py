@@ -22,6 +22,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from tierkv.abc.logs import plugin_logger
 from tierkv.abc.places import check_private_directory, make_private_directory
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
@@ -35,6 +36,7 @@ from tierkv_disk.directory.files import (
 )
 from tierkv_disk.extents import PAGE_BYTES
 
+logger = plugin_logger("tierkv_disk")
 PROGRAM = "tierkv-disk"
 MARKER_FORMAT = 1
 NAMESPACE_FORMAT = 2
@@ -54,7 +56,7 @@ class DamagedDocumentError(NamespaceMismatchError):
 
 
 class WrongNamespaceError(NamespaceMismatchError):
-    """A manifest is whole and describes another namespace than its directory's name."""
+    """A manifest is whole and describes another namespace than its directory's name, or is missing beside its files."""
 
 
 def check_directory(path: Path) -> None:
@@ -152,7 +154,7 @@ def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
             entry.name for entry in directory.iterdir() if entry.name.startswith(("segment-", "index.log"))
         )
         if remains:
-            raise NamespaceMismatchError(
+            raise WrongNamespaceError(
                 f"{directory} has {remains[0]} but no {NAMESPACE_NAME}: put that file back, or remove the directory"
             )
         publish_manifest(directory, namespace)
@@ -180,15 +182,17 @@ def publish_manifest(directory: Path, namespace: Namespace) -> None:
     publish_document(directory / NAMESPACE_NAME, described)
 
 
-def replace_damaged_manifest(directory: Path, namespace: Namespace, why: object) -> Path:
-    """Rename a damaged namespace.json, log it, and write a new one. Returns the new path of the damaged one.
+def replace_damaged_manifest(directory: Path, namespace: Namespace, why: object) -> None:
+    """Rename a damaged namespace.json, log it, and write a new one; one that is missing is only written.
 
     Raises:
         OSError: it cannot be renamed or written.
     """
-    damaged = set_aside(directory / NAMESPACE_NAME, why)
+    if os.path.lexists(directory / NAMESPACE_NAME):
+        set_aside(directory / NAMESPACE_NAME, why)
+    else:
+        logger.warning("%s has no %s: it is written anew", directory, NAMESPACE_NAME)
     publish_manifest(directory, namespace)
-    return damaged
 
 
 def remove_temporaries(directory: Path, *names: str) -> None:
