@@ -4,7 +4,7 @@
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
 ``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
 ``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``, and ``mimo`` for itself (MTP).
-``phi`` computes otherwise where its context may be long.
+``phi`` computes otherwise where its context may be long. ``french`` and ``german`` are adapters of ``llama``.
 Their weights are so wide that a wrong byte in the KV cache changes the greedy tokens.
 """
 
@@ -44,6 +44,7 @@ VOCABULARY = 1000
 WEIGHT_STD = 0.2
 SEED = 5
 DRAFT_NOISE_STD = 0.005
+ADAPTER_RANK = 8
 FEW_WORDS = slice(100, 108)
 
 COMMON = {
@@ -216,6 +217,25 @@ def phi() -> PreTrainedModel:
     return Phi3ForCausalLM(config)
 
 
+def save_adapter(place: Path, seed: int) -> None:
+    """Write a LoRA adapter for the attention of ``llama``, wide enough to change every answer."""
+    torch.manual_seed(seed)
+    heads = COMMON["head_dim"] * COMMON["num_attention_heads"], COMMON["head_dim"] * COMMON["num_key_value_heads"]
+    weights = {}
+    for layer in range(2):
+        for name, rows in (("q_proj", heads[0]), ("k_proj", heads[1]), ("v_proj", heads[1])):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{prefix}.lora_A.weight"] = torch.randn(ADAPTER_RANK, COMMON["hidden_size"]) * 0.3
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(rows, ADAPTER_RANK) * 0.3
+    place.mkdir()
+    save_file(weights, place / "adapter_model.safetensors")
+    fields = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": ADAPTER_RANK, "lora_alpha": ADAPTER_RANK, "bias": "none",
+        "target_modules": ["q_proj", "k_proj", "v_proj"],
+    }  # fmt: skip
+    (place / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per word; the words are w0 to w999."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
@@ -234,6 +254,8 @@ def save_models(folder: Path) -> None:
     torch.manual_seed(SEED)
     save_eagle(folder, terse())
     save_mimo(folder / "mimo")
+    save_adapter(folder / "french", 1)
+    save_adapter(folder / "german", 2)
 
 
 if __name__ == "__main__":

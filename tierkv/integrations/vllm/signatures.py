@@ -65,6 +65,8 @@ CALLED: Mapping[str, int] = {
     "vllm.v1.kv_cache_interface:get_kv_cache_spec_kind": 1,
     "vllm.v1.kv_cache_interface:get_kv_cache_spec_sliding_window": 1,
     "vllm.v1.kv_offload.base:ReqContext.get_offload_key_position": 2,
+    "vllm.v1.kv_offload.base:ReqContext.get_state": 2,
+    "vllm.v1.kv_offload.base:ReqContext.set_state": 2,
     "vllm.v1.kv_offload.base:PrepareStoreOutput": 3,
     "vllm.v1.kv_offload.base:TransferResult": 4,
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": 3,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
@@ -25,13 +25,13 @@ from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.metrics import StatsFeed
 from tierkv.integrations.vllm.refusals import Refusals
 from tierkv.integrations.vllm.resets import reset_stack
+from tierkv.integrations.vllm.spec.requests import PLAIN_KEYS, NewRequests, RequestKeys
 from tierkv.integrations.vllm.spec.shape import config_labels
 from tierkv.manager.contract import HOST, ResetScope
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.staged import StagedStack, StagedStore
 from tierkv.types import lookup as ours
-from tierkv.types.keys import Key
 from tierkv.types.transfers import StagedTransfer
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ class TierKVManager:
         reset_scope: ResetScope = "all",
     ) -> None:
         self.stack = stack
+        self.new_requests = NewRequests()
+        """Receives each request before :meth:`on_new_request`, where vLLM names them (:mod:`~.requests`)."""
         self._reset_scope = reset_scope
+        self._has_adapters = False
         self._localities = localities
         self._events = events
         self.has_events = events is not None
@@ -96,9 +99,19 @@ class TierKVManager:
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Register a new request."""
         self._open.add(req_context.req_id)
+        keys = self.new_requests.take(req_context.req_id)
+        if keys is None:
+            self._dropped.add(req_context.req_id)
+            return RequestOffloadingContext()
+        if keys.scope:
+            self._has_adapters = True
+            req_context.set_state(keys)
         allowed = self._allowed(req_context.load_tier_filter)
         self.stack.on_new_request(req_context.req_id, req_context.kv_transfer_params, allowed)
         return RequestOffloadingContext()
+
+    def _keys(self, req_context: ReqContext) -> RequestKeys:
+        return (self._has_adapters and req_context.get_state(RequestKeys)) or PLAIN_KEYS
 
     def _allowed(self, load_filter: TierFilter) -> frozenset[str] | None:
         """Tiers that vLLM's ``kv_load_tiers`` allows for hits; None: all."""
@@ -129,6 +142,8 @@ class TierKVManager:
         if self._dropped and req_context.req_id in self._dropped:
             return LookupResult.MISS
         end_token = req_context.get_offload_key_position(key)
+        if self._has_adapters:
+            (key,) = self._keys(req_context).stored((key,))
         try:
             return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
         except EngineProtocolError as error:
@@ -145,6 +160,8 @@ class TierKVManager:
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Source tier of a chunk of the request's load, by vLLM's name."""
+        if self._has_adapters:
+            (key,) = self._keys(req_context).stored((key,))
         tier = self.stack.load_source(req_context.req_id, key)
         if tier == HOST:
             return CacheHitSource.HOST
@@ -153,7 +170,7 @@ class TierKVManager:
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> TierKVTransfer:
         """Prepare the load of chunks that were HITs."""
-        transfer = self.stack.prepare_load(req_context.req_id, _keys(keys))
+        transfer = self.stack.prepare_load(req_context.req_id, self._keys(req_context).stored(keys))
         return TierKVTransfer(transfer, self._setup, req_context.req_id)
 
     def lost_load(self, req_context: ReqContext) -> TierKVTransfer:
@@ -162,7 +179,7 @@ class TierKVManager:
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> bool:
         """Complete a load that all workers have ended. Returns whether all of them have loaded all of it."""
-        return self.stack.complete_load(req_context.req_id, _keys(keys))
+        return self.stack.complete_load(req_context.req_id, self._keys(req_context).stored(keys))
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
@@ -171,8 +188,9 @@ class TierKVManager:
 
         If one of them is refused, nothing is stored for the request from now on.
         """
-        position = req_context.get_offload_key_position
-        chunks = () if req_context.req_id in self._dropped else [(key, position(key) or 0) for key in keys]
+        position, names = req_context.get_offload_key_position, self._keys(req_context)
+        offered = () if req_context.req_id in self._dropped else tuple(keys)
+        chunks = [(stored, position(key) or 0) for key, stored in zip(offered, names.stored(offered), strict=True)]
         try:
             store = self.stack.prepare_store(req_context.req_id, chunks)
         except EngineProtocolError as error:
@@ -180,11 +198,11 @@ class TierKVManager:
             store = self.stack.prepare_store(req_context.req_id, ())
         if store is None:
             return None
-        return self._store_output(store)
+        return self._store_output(store, names)
 
-    def _store_output(self, store: StagedStore) -> PrepareStoreOutput:
+    def _store_output(self, store: StagedStore, names: RequestKeys = PLAIN_KEYS) -> PrepareStoreOutput:
         spec = TierKVTransfer(store.transfer, self._setup)
-        return PrepareStoreOutput(list(store.transfer.keys), spec, list(store.evicted))
+        return PrepareStoreOutput(names.named(store.transfer.keys), spec, list(store.evicted))
 
     def empty_store(self) -> PrepareStoreOutput:
         """Answer that nothing of an offer needs to be stored."""
@@ -193,15 +211,15 @@ class TierKVManager:
     def complete_store(
         self,
         keys: Collection[OffloadKey],
-        req_context: ReqContext,  # noqa: ARG002 - vLLM's signature
-        success: bool = True,  # noqa: FBT001, FBT002 - (the same)
+        req_context: ReqContext,
+        success: bool = True,  # noqa: FBT001, FBT002 - vLLM's signature
     ) -> None:
         """Complete a store that all workers have ended."""
-        self.stack.complete_store(_keys(keys), success=success)
+        self.stack.complete_store(self._keys(req_context).stored(keys), success=success)
 
-    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002 - (the same)
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Note a use of chunks for the eviction policy."""
-        self.stack.touch(_keys(keys))
+        self.stack.touch(self._keys(req_context).stored(keys))
 
     # -- whole cache ---------------------------------------------------------------------------------------------------
 
@@ -231,7 +249,3 @@ class TierKVManager:
     def shutdown(self) -> None:
         """Flush and close the stack."""
         self.stack.close()
-
-
-def _keys(keys: Iterable[Any]) -> list[Key]:
-    return list(keys)

@@ -32,6 +32,7 @@ from tierkv.integrations.vllm.spec.containment import ContainedManager
 from tierkv.integrations.vllm.spec.failed_loads import report_failed_loads
 from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
 from tierkv.integrations.vllm.spec.notes import WorkerNote, read_note
+from tierkv.integrations.vllm.spec.requests import receive_requests
 from tierkv.integrations.vllm.spec.shape import (
     VLLM_KEYS,
     check_engine,
@@ -108,6 +109,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             stack = open_staged_stack(config, engine, group_ids=ids, waits_whole=True, plugins=registry)
             events = OffloadingEvents(places) if enabled else None
             manager = TierKVManager(stack, places, events, self._options.reset_scope)
+            receive_requests(manager.new_requests.receive)
             self._manager = ContainedManager(manager, contains=contains_errors())
         return self._manager
 

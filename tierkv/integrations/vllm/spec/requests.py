@@ -1,0 +1,88 @@
+"""Facts about requests that vLLM does not pass on to the manager of an offloading spec, and the keys that follow.
+
+vLLM's ``ReqContext`` does not tell that the input of a request is streamed, nor which adapter it has. But every
+connector of vLLM gets each new request. So the manager puts a method of its own into the one ``OffloadingConnector``
+object that creates it, as :mod:`.failed_loads` does. No class of vLLM is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tierkv.integrations.vllm.connector.requests import is_served, view_of
+from tierkv.integrations.vllm.engine_checks import calling_connectors
+from tierkv.integrations.vllm.identity import Adapters
+from tierkv.scheduler.requests.record import scope_of
+from tierkv.types.keys import Key
+
+
+def receive_requests(receive: Callable[[Any], None]) -> bool:
+    """Have the calling connector name each new request. Call it while the connector creates its manager.
+
+    Args:
+        receive: gets a request before the manager gets it. Raises nothing.
+
+    Returns:
+        Whether a connector does. False where no connector of vLLM is calling.
+    """
+    connector = next(calling_connectors(), None)
+    if connector is None:
+        return False
+    begin = connector.on_new_request
+
+    def on_new_request(request: Any) -> None:  # noqa: ANN401 - vLLM's, which has no types here
+        receive(request)
+        begin(request)
+
+    connector.on_new_request = on_new_request
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKeys:
+    """Keys of the chunks of a request: vLLM's own behind a scope, which names an adapter and its content."""
+
+    scope: bytes = b""
+    """Empty without an adapter."""
+
+    def stored(self, keys: Iterable[Any]) -> list[Key]:
+        """Keys of the stack."""
+        scope = self.scope
+        return cast("list[Key]", [scope + key for key in keys] if scope else list(keys))
+
+    def named(self, keys: Iterable[Key]) -> list[Any]:
+        """Keys of vLLM."""
+        start = len(self.scope)
+        return [key[start:] for key in keys] if start else list(keys)
+
+
+PLAIN_KEYS = RequestKeys()
+
+
+class NewRequests:
+    """Requests between their arrival at the connector and at the manager. Scheduler's thread."""
+
+    def __init__(self) -> None:
+        self._arriving: Any = None
+        self._adapters = Adapters()
+
+    def receive(self, request: Any) -> None:  # noqa: ANN401 - (the same)
+        """Remember a request, which the manager gets next."""
+        self._arriving = request
+
+    def take(self, request_id: str) -> RequestKeys | None:
+        """Keys of a request that arrives at the manager; None if it must be served without tierkv.
+
+        That is a session with streamed input, or a request whose adapter has changed since it was loaded.
+        """
+        request, self._arriving = self._arriving, None
+        if request is None or request.request_id != request_id:  # vLLM ends a request that was never begun
+            return PLAIN_KEYS
+        if not is_served(request):
+            return None
+        if request.lora_request is None:
+            return PLAIN_KEYS
+        digest = self._adapters.digest_of(request.lora_request)
+        return None if digest is None else RequestKeys(scope_of(cast("Any", view_of(request, digest))))
