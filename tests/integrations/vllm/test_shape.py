@@ -312,6 +312,14 @@ def test_a_group_that_cannot_be_served_is_named(spec: Any, group: dict[str, Any]
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_a_model_without_a_kv_cache_is_refused_by_name() -> None:
+    """VLLM creates a connector for an encoder of embeddings, too."""
+    bare = kv_cache_config(FULL)
+    bare.kv_cache_groups.clear()
+    with pytest.raises(ConfigError, match=r"no KV cache.*remove kv_transfer_config"):
+        engine_spec(vllm_config(), bare)
+
+
 def test_hashes_that_nobody_else_will_compute_are_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,22 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     )
 
 
+def check_cache(num_groups: int) -> None:
+    """Check that the model has a KV cache. vLLM checks it for the spec.
+
+    Args:
+        num_groups: its KV cache groups.
+
+    Raises:
+        ConfigError: it has none. The message names the setting and the fix.
+    """
+    if not num_groups:
+        raise ConfigError(
+            "kv_transfer_config: this model has no KV cache, as an encoder for embeddings has none, so there is "
+            "nothing to store; remove kv_transfer_config"
+        )
+
+
 def check_nodes(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
     """Check that all workers of the engine are on one machine.
 

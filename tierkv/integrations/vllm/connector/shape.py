@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import (
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words
-from tierkv.integrations.vllm.engine_checks import check_context, check_nodes, check_speculation
+from tierkv.integrations.vllm.engine_checks import check_cache, check_context, check_nodes, check_speculation
 from tierkv.integrations.vllm.identity import digest_of, revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.integrations.vllm.states import check_states, describe_states, spec_of
@@ -51,6 +51,7 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
         EngineProtocolError: the layout of the KV memory is not supported.
     """
     _check_engine(vllm_config)
+    check_cache(len(kv_cache_config.kv_cache_groups))
     check_context(vllm_config)
     check_speculation(vllm_config)
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
