@@ -17,9 +17,10 @@ from tierkv.config.loading import parse_config
 from tierkv.errors import ConfigError
 from tierkv.integrations.sglang.identity import engine_spec
 from tierkv.integrations.sglang.options import read_seconds, read_stack
-from tierkv.integrations.sglang.pages import PoolPages
+from tierkv.integrations.sglang.pages import PageMemory, PoolPages
 from tierkv.integrations.sglang.store import PageStore
 from tierkv.stack.opening import open_staged_stack
+from tierkv.types.keys import make_key
 from tierkv_disk.backend import DiskBackend
 
 PAGE_SIZE, LAYERS, WIDTH, NUM_PAGES = 4, 3, 64, 32
@@ -260,6 +261,39 @@ def test_a_backup_and_a_prefetch_on_two_threads_are_both_right(open_store: Open,
     part, half = 12 * PAGE_SIZE * WIDTH * LAYERS, len(pool.values) // 2
     assert np.array_equal(pool.values[:part], other.values[:part])
     assert np.array_equal(pool.values[half : half + part], other.values[half : half + part])
+
+
+def test_pages_are_copied_while_others_are_read(
+    tmp_path: Path, open_store: Open, rng: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pages of a batch wait for no others, so a tier that reads and a thread that copies work at once."""
+    pool = filled("page_first", rng)
+    store, pages = open_store(pool)
+    assert all(store.store(HASHES, pages.locate(tokens(0, 24), 24)))
+    store.close()
+
+    stack = description(tmp_path / "disk", read_deadline_s=100)  # the tier gives no read up,
+    stack["lookup"] = {"deadline_s": 100}  # and no lookup is late
+    stack["host"]["capacity"] = 64 * 8192  # room for all pages at once
+    store, there = open_store(Pool("page_first"), stack, wait_s=10)
+    copied, real, last = threading.Event(), DiskBackend.read_into, make_key(HASHES[-1], 0)
+
+    class FirstPage(PageMemory):
+        def copy_from(self, payload: Any) -> None:
+            PageMemory.copy_from(self, payload)
+            copied.set()
+
+    def read_into(backend: DiskBackend, requests: Any) -> Any:
+        if any(request.key == last for request in requests):
+            copied.wait(30)
+        return real(backend, requests)
+
+    monkeypatch.setattr(DiskBackend, "read_into", read_into)
+    first, *others = there.locate(tokens(0, 24), 24)
+    try:
+        assert store.load(HASHES, [FirstPage(first.pieces), *others]) == [True] * 24
+    finally:
+        copied.set()
 
 
 def test_a_page_is_not_stored_while_no_tier_takes_it(tmp_path: Path, open_store: Open, rng: Any) -> None:

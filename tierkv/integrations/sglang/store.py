@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from tierkv.errors import CorruptFrameError
 from tierkv.frames.sealer import FrameSealer
@@ -24,7 +26,22 @@ from tierkv.types.transfers import StagedTransfer
 _TURN_S = 0.0005
 """Seconds between turns: a hundredth of what a batch of pages takes to read."""
 
+_SEGMENT_PAGES = 16
+"""Pages of a segment: much less than a batch, and enough for large reads."""
+_SEGMENTS_AT_ONCE = 4
+"""Segments that one load reads at once: one is copied, and the others keep the tiers busy."""
+
 _UNKNOWN = frozenset({LookupResult.PENDING, LookupResult.RETRY})
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Consecutive pages of a load, which the stack knows as a request."""
+
+    request_id: str
+    keys: Sequence[Key]
+    is_found: bool = False
+    """Whether every tier has answered which of them it holds, so that they are being read."""
 
 
 class PageStore:
@@ -67,6 +84,7 @@ class PageStore:
         queued = queue_bytes_max // int(stack.describe()["host_slot_bytes"])
         # Pending writes to one tier may pin its share of half of the slots; further ones are dropped.
         self._store_max = max(1, min(slots // (2 * max(1, len(self._lower))), queued))
+        self._segment_pages = max(1, min(_SEGMENT_PAGES, slots // (2 * _SEGMENTS_AT_ONCE)))
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._users = 0
@@ -112,50 +130,83 @@ class PageStore:
     # -- loads -------------------------------------------------------------------------------------------------------
 
     def load(self, hashes: Sequence[bytes], pages: Sequence[PageMemory], group: int = 0) -> list[bool]:
-        """Copy stored pages into the pool. Pages behind the first one that cannot be loaded are False."""
+        """Copy stored pages into the pool. Pages behind the first one that cannot be loaded are False.
+
+        Pages are copied in order, a segment at a time, while tiers read the segments behind it.
+        """
         keys = [make_key(page_hash, group) for page_hash in hashes]
         deadline_s, done = self._clock() + self._timeout_s, 0
-        while done < len(keys):
-            loaded = self._load_front(keys[done:], pages[done:], deadline_s)
-            done += loaded
-            if not loaded or self._clock() >= deadline_s:
-                break
+        waiting = self._segments(keys)
+        reading: deque[_Segment] = deque()
+        try:
+            while done < len(keys) and self._read_ahead(waiting, reading):
+                loaded, asked = self._load_front(reading, pages[done:], deadline_s)
+                done += loaded
+                if loaded < asked:  # there was no room for more, or the rest is in no tier
+                    if not loaded or self._clock() >= deadline_s:
+                        break
+                    self._end_all(reading)
+                    waiting = self._segments(keys[done:])
+        finally:
+            self._end_all(reading)
         return [True] * done + [False] * (len(keys) - done)
 
-    def _load_front(self, keys: Sequence[Key], pages: Sequence[PageMemory], deadline_s: float) -> int:
-        """Load as many leading pages as the staging memory takes at once. Returns their number."""
-        request_id = self._begin(None)
-        if request_id is None:
-            return 0
-        transfer: StagedTransfer | None = None
+    def _segments(self, keys: Sequence[Key]) -> deque[Sequence[Key]]:
+        size = self._segment_pages
+        return deque(keys[start : start + size] for start in range(0, len(keys), size))
+
+    def _read_ahead(self, waiting: deque[Sequence[Key]], reading: deque[_Segment]) -> bool:
+        """Begin to read further segments. False: the store is closed."""
+        while waiting and len(reading) < _SEGMENTS_AT_ONCE:
+            request_id = self._begin(None)
+            if request_id is None:
+                return False
+            reading.append(_Segment(request_id, waiting.popleft()))
+        return True
+
+    def _end_all(self, reading: deque[_Segment]) -> None:
+        while reading:
+            self._end(reading.popleft().request_id)
+
+    def _load_front(self, reading: deque[_Segment], pages: Sequence[PageMemory], deadline_s: float) -> tuple[int, int]:
+        """Load leading pages of the first segment, and end it. Returns their number, and that of its pages."""
+        front, transfer = reading[0], self._gather(reading, deadline_s)
         try:
-            transfer = self._gather(request_id, keys, deadline_s)
-            return 0 if transfer is None else self._copy_out(transfer, pages)
+            loaded = 0 if transfer is None else self._copy_out(transfer, pages)
         finally:
+            reading.popleft()
             if transfer is not None:
                 with self._lock:
-                    self.stack.complete_load(request_id, transfer.keys)
-            self._end(request_id)
+                    self.stack.complete_load(front.request_id, transfer.keys)
+            self._end(front.request_id)
+        return loaded, len(front.keys)
 
-    def _gather(self, request_id: str, keys: Sequence[Key], deadline_s: float) -> StagedTransfer | None:
-        """Look leading pages up until they are staged. None: not even the first one is."""
+    def _gather(self, reading: Iterable[_Segment], deadline_s: float) -> StagedTransfer | None:
+        """Look up leading pages of the first segment until they are staged. None: not even the first one is.
+
+        The other segments are looked up until their pages are being read.
+        """
+        front, *others = reading
         while True:
             is_over = self._clock() >= deadline_s
             with self._lock:
-                answers = self._lookup_prefix(request_id, keys)
+                answers = self._lookup_prefix(front)
                 hits = next((i for i, answer in enumerate(answers) if answer is not LookupResult.HIT), len(answers))
                 if is_over or _UNKNOWN.isdisjoint(answers):
-                    transfer = self.stack.prepare_load(request_id, keys[:hits]) if hits else None
+                    transfer = self.stack.prepare_load(front.request_id, front.keys[:hits]) if hits else None
                     self.stack.end_step()
                     return transfer
+                for segment in others:
+                    if not segment.is_found:
+                        segment.is_found = LookupResult.RETRY not in self._lookup_prefix(segment)
                 self.stack.end_step()
             self._sleep(_TURN_S)
 
-    def _lookup_prefix(self, request_id: str, keys: Sequence[Key]) -> list[LookupResult]:
+    def _lookup_prefix(self, segment: _Segment) -> list[LookupResult]:
         """Answers for leading pages, up to the first miss. Called with the lock held."""
         answers: list[LookupResult] = []
-        for index, key in enumerate(keys):
-            answer = self.stack.lookup(request_id, key, (index + 1) * self._page_size)
+        for index, key in enumerate(segment.keys):
+            answer = self.stack.lookup(segment.request_id, key, (index + 1) * self._page_size)
             if answer is LookupResult.MISS:
                 break
             answers.append(answer)
