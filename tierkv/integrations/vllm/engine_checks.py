@@ -39,6 +39,11 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
             "this model has multi-head latent attention, for which vLLM switches both off on a CPU without AMX: serve "
             f"it there without tierkv, or use a GPU or a CPU with AMX; where vLLM lets you, {fix}"
         )
+    elif getattr(vllm_config.model_config, "is_encoder_decoder", False):
+        fix = (
+            "this model has an encoder beside its decoder, for which vLLM switches both off: serve it without tierkv, "
+            "by removing kv_transfer_config"
+        )
     raise ConfigError(
         "enable_prefix_caching = False and enable_chunked_prefill = False: this engine computes each prompt in one "
         f"pass, and nothing shows that it can start behind tokens that tierkv has loaded; {fix}"
