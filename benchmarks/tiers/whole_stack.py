@@ -29,6 +29,8 @@ REQUESTS = 8
 BLOCK_TOKENS = 16
 POLL_S = 0.0005
 """Time between two steps without a forward pass."""
+RESET_STEPS = 8
+"""Steps after a reset, each of which frees a part of the slots."""
 PATIENCE_S = 300.0
 TARGETS = {"64 KiB": 0.75}
 """Share of raw that is aimed at for each size, where it is not the usual one."""
@@ -89,11 +91,12 @@ class _Engine:
         self.stack.worker.register_kv_caches([[self._pages]])
         self._hashes = random_hashes(chunks, seed=1)
         self._count = 0
+        self._requests: list[_Request] = []
         self.longest_start_s = 0.0
 
     def store(self) -> None:
         """Compute all prompts in one step, end them, and step until all is written."""
-        requests = self._new_requests()
+        requests = self._requests
         for request in requests:
             self.stack.on_new_request(request)
             self._answer(request)
@@ -107,7 +110,7 @@ class _Engine:
 
     def load(self) -> None:
         """Ask for all prompts, load what is offered, and step until it is there."""
-        requests = self._new_requests()
+        requests = self._requests
         for request in requests:
             self.stack.on_new_request(request)
         loading: set[str] = set()
@@ -135,10 +138,16 @@ class _Engine:
         self._step_until(self._is_idle)
 
     def empty(self, *, below: bool) -> None:
-        """Empty the host tier, or with ``below`` the disk as well, and wipe the pages for a load."""
+        """Empty the host tier, or with ``below`` the disk as well, wipe the pages for a load, and make new requests.
+
+        The steps let the reset free all slots, which is work of the reset, and of no store or load.
+        """
         self.stack.reset_cache("all" if below else "host")
+        for _ in range(RESET_STEPS):
+            self._step()
         self._step_until(self._is_idle)
         self._pages[1 : self._chunks + 1] = self._originals if below else 0
+        self._requests = self._new_requests()
 
     def verify(self) -> None:
         """Compare every byte that was loaded.

@@ -96,8 +96,9 @@ class HostConfig(Table):
     tenant_quota: TenantQuota = None
     tenant_quotas: TenantQuotas = Field(default_factory=dict)
     copy_threads: Threads = Field(
-        default=1,
-        description="Threads of each worker that copy, or help the GPU copy, between GPU pages and host slots.",
+        default=2,
+        description="Threads of each worker that copy, or help the GPU copy, between GPU pages and host slots. While one "
+        "waits for the interpreter, the other one copies.",
     )
     gpu_staging: Size = Field(
         default=128 * 1024**2,
