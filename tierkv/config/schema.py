@@ -97,8 +97,8 @@ class HostConfig(Table):
     tenant_quotas: TenantQuotas = Field(default_factory=dict)
     copy_threads: Threads = Field(
         default=2,
-        description="Threads of each worker that copy, or help the GPU copy, between GPU pages and host slots. While one "
-        "waits for the interpreter, the other one copies.",
+        description="Threads of each worker that copy, or help the GPU copy, between GPU pages and host slots. While "
+        "one waits for the interpreter, the other one copies.",
     )
     gpu_staging: Size = Field(
         default=128 * 1024**2,

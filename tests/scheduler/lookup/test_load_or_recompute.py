@@ -206,6 +206,27 @@ def test_a_burst_does_not_wait_for_a_tier_that_hangs_at_the_start() -> None:
     assert sum(len(op.keys) for op in core.manager.take_ops()) == 100
 
 
+def test_those_behind_the_first_reads_of_a_tier_cost_nothing_until_it_answers() -> None:
+    """A step does not look for their chunks again."""
+    core = make_core(slots=512, tiers=(disk(),))
+    requests = burst(core, 4, 400)
+    for request in requests:
+        core.ask(request)
+    ops = core.manager.take_ops()
+    granting = core.manager.passages._granting
+    for step in range(1, 4):
+        core.begin(float(step))
+        whole = granting.own_left + core.manager.budget.keys_max // 2
+        assert [core.ask(request) for request in requests] == [None] * 4
+        assert whole - granting.left < 100, "less than the chunks of one request"
+    for op in ops:
+        core.finish(op, elapsed_s=FAST_S)
+    core.begin()
+    for request in requests:
+        core.ask(request)
+    assert core.manager.take_ops(), "an answer of the tier starts the next reads"
+
+
 def test_a_burst_goes_on_with_a_tier_that_turns_out_to_be_fast() -> None:
     """Once its speed is known, all that fits is asked of the tier."""
     core = core_of(disk())

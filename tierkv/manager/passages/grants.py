@@ -49,7 +49,9 @@ class SlotGrants:
         Returns:
             Whether it wants more slots than there are.
         """
-        before, passage.lacks_host_slots, passage.is_held_back = passage.num_granted, False, False
+        if passage.stays_held_back:
+            return False
+        before, passage.lacks_host_slots, passage.held_back_version = passage.num_granted, False, None
         refused = self._hold_present(passage, room)
         if passage.looked == len(passage.keys) and not passage.complete:
             refused = self._grant_missing(passage, room - (passage.num_granted - before))
@@ -178,7 +180,7 @@ class SlotGrants:
         for tier, wanted in missing.items():
             positions = wanted[: self._tier_io.promises_max(tier, len(wanted))]
             if len(positions) < len(wanted):
-                passage.is_held_back = True
+                passage.hold_back()
             if not positions:
                 continue
             keys = [passage.keys[position] for position in positions]

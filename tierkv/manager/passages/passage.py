@@ -35,14 +35,15 @@ class Passage:
         outstanding: number of granted chunks that are not readable yet.
         promised: whether the engine relies on its chunks, so that none may be taken away.
         lacks_host_slots: whether it found no host slot, though the account had room.
-        is_held_back: whether a tier of unknown speed reads for others first.
+        held_back_version: version of the tiers' answers when a tier of unknown speed was found to read for others
+            first; None if none does.
         moved_s: time when it was opened, when its turn for slots began, or when one of its chunks moved.
         trusts: whether no wanted chunk has turned out to be unavailable so far.
         failed: whether a wanted chunk turned out to be unavailable: the lookup must be repeated.
     """
 
     __slots__ = (
-        "_host", "_origins", "_reading_s", "_step", "asked_s", "copies", "failed", "hints", "is_held_back", "keys",
+        "_host", "_origins", "_reading_s", "_step", "asked_s", "copies", "failed", "held_back_version", "hints", "keys",
         "lacks_host_slots", "looked", "moved_s", "num_granted", "order", "outstanding", "owner", "position",
         "promised", "slots", "trusts",
     )  # fmt: skip
@@ -80,7 +81,8 @@ class Passage:
         self.looked = 0
         self.failed = False
         self.promised = False
-        self.lacks_host_slots = self.is_held_back = False
+        self.lacks_host_slots = False
+        self.held_back_version: int | None = None
         for position, key in enumerate(keys if granted else ()):
             if key in granted:
                 slot, origin = granted[key]
@@ -198,6 +200,20 @@ class Passage:
     def waits_for_slots(self) -> bool:
         """Whether a wanted chunk has no slot, though it is available."""
         return not self.failed and self.num_granted < len(self.keys)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a tier of unknown speed reads for others first."""
+        return self.held_back_version is not None
+
+    @property
+    def stays_held_back(self) -> bool:
+        """Whether another look for slots would end as the last one did: no tier has answered since."""
+        return self.held_back_version == self._step.version and not self.lacks_host_slots
+
+    def hold_back(self) -> None:
+        """Note that a tier of unknown speed reads for others first."""
+        self.held_back_version = self._step.version
 
     def granted_ready(self) -> set[Key]:
         """Granted keys whose chunks are readable."""
