@@ -15,6 +15,7 @@ from store_parts import chunk_indices, only_store
 from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits, StorePlanName
 from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.store import stores
 from tierkv.scheduler.store.candidates import Candidate, candidates, source_blocks
 from tierkv.structures.ranks import ranks_of
 from tierkv.types.engine import ScheduledRequest, StepOutput
@@ -377,6 +378,24 @@ def test_a_chunk_whose_read_failed_is_stored_when_the_request_ends(is_lost: bool
     core.scheduler.request_finished(request, [[1, 2, 3, 4]])
     last = core.scheduler.build_connector_meta(StepOutput())
     assert chunk_indices(core, request, last) == ([1] if is_lost else [])
+
+
+def test_the_end_of_a_request_looks_for_a_bounded_number_of_chunks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is looked up in one call of the engine, whatever the prompt."""
+    monkeypatch.setattr(stores, "AWAITED_MAX", 2)
+    core = make_core(tiers=[disk()])
+    request = core.arrive(32)
+    keys = core.truth.keys(request)[::2]
+    core.keep_below(keys)
+    assert core.manager.read_ahead(keys, 4, RequestContext("other"))
+    (read,) = core.manager.take_ops()
+    for end in (8, 16, 24, 32):
+        core.schedule(request, computed=end - 8, scheduled=8, ids=[[*range(1, 1 + end // 4)]])
+    assert len(core.scheduler._records[request.request_id].awaited) == 2
+    core.finish(read, OutcomeKind.CORRUPT)
+    core.scheduler.request_finished(request, [[*range(1, 9)]])
+    last = core.scheduler.build_connector_meta(StepOutput())
+    assert chunk_indices(core, request, last) == [0, 2, 4, 6], "those behind the first lost one are offered too"
 
 
 def test_s77_a_long_prompt_that_ends_at_once() -> None:

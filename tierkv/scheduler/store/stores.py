@@ -48,6 +48,9 @@ class FreeChunk:
     """Hints of the requests that computed or used it."""
 
 
+AWAITED_MAX = 1024
+"""Chunks of a request that are looked for at its end, because a tier was being read for them. Others may be lost."""
+
 _NONE = Candidates()
 _NO_GRANT = StoreGrant((), (), ())
 
@@ -256,7 +259,7 @@ class Stores:
         for index, number in dict(zip(taken.groups, taken.numbers, strict=True)).items():
             group = record.groups[index]  # in each group the chunks ascend, so the last one stays
             group.next_stored = max(group.next_stored, number + 1)
-        if grant.reading:
+        if grant.reading and len(record.awaited) < AWAITED_MAX:
             ends = zip(taken.keys, taken.end_tokens, strict=True)
             record.awaited.update([(key, end) for key, end in ends if key in grant.reading])
         chunks, slots = _in_groups(taken, grant)
