@@ -148,6 +148,7 @@ class Bed:
         state = (
             self.core.manager.version, counters.chunks_loaded, counters.chunks_stored, counters.deadlines_expired,
             tuple(self.core.scheduler._records), passages.account.total, tuple(passages.owners),
+            self.core.scheduler._running.resets,  # all are asked about afresh
         )  # fmt: skip
         if state != self._state:
             self._state, self._progressed_s = state, self.core.now
