@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.measure import Settings
 from benchmarks.page import benchmarks_page
+from benchmarks.record import RecordError, read_record, write_record
 from benchmarks.rows import Row, as_json, as_table
 
 BENCHMARKS = {
@@ -78,12 +79,20 @@ def main() -> int:
         parser.error(f"--model {arguments.model}: there is no config.json in it; give a folder that transformers saved")
     if arguments.html is not None and not arguments.html.parent.is_dir():
         parser.error(f"--html {arguments.html}: its folder does not exist; create it first")
+    if arguments.record is not None:
+        if arguments.quick:
+            parser.error("--record with --quick: the figures of a quick run mean nothing; leave one of them out")
+        try:
+            read_record(arguments.record)
+        except RecordError as error:
+            parser.error(f"--record: {error}")
     # A checking stack measures its checks.
     os.environ.pop("TIERKV_VALIDATE", None)
     settings = Settings(arguments.quick, arguments.dir, arguments.trace, arguments.model, arguments.slow_down)
     names = list(BENCHMARKS) if "all" in arguments.names else arguments.names
+    machine = _machine()
     if not arguments.json:
-        sys.stdout.write(f"{_machine()}\n")
+        sys.stdout.write(f"{machine}\n")
     results: dict[str, list[Row]] = {}
     for name in names:
         wing = next(wing for wing, modules in WINGS.items() if name in modules)
@@ -91,8 +100,10 @@ def main() -> int:
         rows = results[name] = list(run(settings))
         sys.stdout.write(as_json(name, rows) if arguments.json else f"\n== {name}\n{as_table(rows)}")
         sys.stdout.flush()
+        if arguments.record is not None and rows:
+            write_record(arguments.record, BENCHMARKS, name, rows, machine)
     if arguments.html is not None:
-        benchmarks_page(_machine(), results).write(arguments.html)
+        benchmarks_page(machine, results).write(arguments.html)
     return 0
 
 
@@ -107,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="+", choices=[*BENCHMARKS, "all"], metavar="NAME", help="see below; or all")
     parser.add_argument("--json", action="store_true", help="one JSON object per row and line")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and plots")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="also put the rows in the place of those that the file has of them"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it runs, nothing else")
     parser.add_argument(
         "--dir",

@@ -19,6 +19,7 @@ import api
 import backends
 import behaviour
 import conformance
+import figures_page
 import grafana
 import layers
 import logs_page
@@ -234,6 +235,11 @@ def states_page() -> str:
     return f"{head('States', 'the tables in chunk_state.py, request_state.py and stream_state.py')}\n{states.body()}"
 
 
+def figures_reference() -> str:
+    """``figures.md``."""
+    return f"{head('Figures of the latest runs', 'docs/_generate/measured.json')}{figures_page.body()}"
+
+
 def api_page() -> str:
     """``api.md``."""
     return head("Public API", "the docstrings of the public packages") + api.page()
@@ -253,6 +259,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "logs.md": logs_reference,
     "metrics.md": metrics_reference,
     "states.md": states_page,
+    "figures.md": figures_reference,
     **backends.PAGES,
     **plots.PLOTS,
     **pictures.PICTURES,

@@ -1,0 +1,54 @@
+"""Tables of figures.md, from measured.json: ``python -m benchmarks NAME... --record docs/_generate/measured.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).with_name("measured.json")
+WHOLE_FROM = 100.0
+"""Smaller figures are shown with three digits."""
+
+HEAD = """
+Rows of `python -m benchmarks`, as the program printed them, each beside its *limit*: the least that the same work can
+take, measured in the same run. [The method](../explanation/performance/method.md) says what each measures, and what was
+learned from them is on [another page](../explanation/performance/figures.md). In brackets: the range of the ratio over
+the rounds. A run with `--record docs/_generate/measured.json` replaces the tables of its benchmarks.
+"""
+
+
+def body() -> str:
+    """Everything below the title."""
+    return HEAD + "".join(_section(name, entry) for name, entry in json.loads(DATA.read_text(encoding="utf-8")).items())
+
+
+def _section(name: str, entry: Mapping[str, Any]) -> str:
+    day = date.fromisoformat(entry["date"])
+    when = f"{day.day} {day:%B %Y}, commit `{entry['commit']}`; {entry['machine']}."
+    lines = [
+        f"\n## {name}\n",
+        f"{entry['about'][:1].upper()}{entry['about'][1:]}.\n",
+        f"{when}\n",
+        "| what | measured | limit | ratio | target | further figures |",
+        "|---|---|---|---|---|---|",
+        *(f"| {' | '.join(_cells(row))} |" for row in entry["rows"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    yield row["what"].replace("|", "\\|")
+    yield f"{_number(row['measured'])} {row['unit']}"
+    yield "" if row["limit"] is None else f"{_number(row['limit'])} {row['limit_name']}".strip()
+    spread = f" ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})" if row["rounds"] > 1 else ""
+    yield "" if row["ratio"] is None else f"{row['ratio']:.3g}{spread}"
+    verdict = {None: "", True: ": met", False: ": **missed**"}[row["met"]]
+    yield "" if row["target"] is None else row["target"].replace("<=", "≤").replace(">=", "≥") + verdict
+    yield "; ".join(f"{name} {_number(value)}" for name, value in row["extra"].items())
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= WHOLE_FROM or value == int(value) else f"{value:.3g}"
