@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from calls import CountedKey, calls_of, lookups_of
@@ -92,6 +93,21 @@ def test_a_use_costs_the_same_for_every_length_and_number_of_tiers(use: Callable
     short, long = (lookups_of(use, core_with(chunks, step_keys=16), chunks) for chunks in (512, 1024))
     many = lookups_of(use, core_with(1024, tiers=10, step_keys=16), 1024)
     assert 0 < many <= long == short < 512
+
+
+@pytest.mark.parametrize("chunks", [32, 128])
+def test_a_step_ranks_a_bounded_number_of_chunks_over_all_tiers(chunks: int) -> None:
+    """A prefix that fifty tiers have costs a step no more than its budget, however short it is."""
+    core = core_with(chunks, tiers=50, step_keys=256)
+    prompt = keys_of(0, chunks)
+    continue_prompt(core, chunks)
+    ranked = [0]
+    while ranked[-1] < 50 * chunks and len(ranked) < 100:
+        ranked.append(sum(rank > 0 for tier in core.lower for rank in ranks_in(tier, prompt)))
+        core.begin()
+    assert ranked[-1] == 50 * chunks, "in the end all are ranked"
+    steps = [after - before for before, after in pairwise(ranked)]
+    assert max(steps) <= touches.RANKED_PER_KEY * 256
 
 
 def test_a_short_prefix_is_looked_up_once() -> None:

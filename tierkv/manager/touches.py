@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.host.dropping import SLOTS_PER_KEY
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.tier_index import TierRows
 from tierkv.manager.lower.tier_list import TierList
@@ -21,7 +20,10 @@ WAITING_MAX = 1 << 20
 """Chunks whose use may wait for later steps. Further uses are not counted: eviction is less exact then."""
 
 TOGETHER = 64
-"""Chunks whose uses are counted in one batch. How many tiers have them shows in the batch, and is charged then."""
+"""Chunks whose uses are counted in one batch, or fewer where there are many tiers that may have them."""
+
+RANKED_PER_KEY = 2
+"""Chunks that are ranked anew, each in one tier, for the cost of one key operation."""
 
 PresentPrefix = Callable[[Sequence[Key], int, int, RequestContext], int]
 """(keys, start, stop, request) -> number of chunks from ``start`` that are in a tier."""
@@ -113,9 +115,15 @@ class Touches:
             if not use.num_left:
                 self._waiting.popleft()
 
+    @property
+    def _together(self) -> int:
+        """Chunks that one batch may have: what is left of the share pays for them in every tier."""
+        fitting = RANKED_PER_KEY * self._share.left // (1 + len(self._tiers.in_service))
+        return max(1, min(TOGETHER, fitting))
+
     def _find(self, use: _Use, by: _Continuation) -> None:
         """Look for further chunks of a prefix that are in a tier."""
-        if use.num_left <= TOGETHER and self._tiers.all_indexed and by.ctx.hints.load_tiers is None:
+        if use.num_left <= self._together and self._tiers.all_indexed and by.ctx.hints.load_tiers is None:
             self._continue_short(use, by)
             return
         first, end = by.num_present, min(use.num_left, by.num_present + KEYS_PER_LOOK * self._share.left)
@@ -144,7 +152,7 @@ class Touches:
             ranks = _ranks_by(by, 0, count)
             self._tiers.note_continued(rows, ranks[0])
             uses = self._rank(ranks, slots[:count], rows)
-        self._share.take(cdiv(uses, SLOTS_PER_KEY))
+        self._share.take(cdiv(uses, RANKED_PER_KEY))
 
     def _rank(self, ranks: Sequence[int], slots: Sequence[int | None], rows: Sequence[TierRows]) -> int:
         """Rank chunks anew where they are. Returns the number of uses."""
@@ -158,12 +166,12 @@ class Touches:
     def _count_some(self, use: _Use) -> None:
         """Count the use of some chunks from the tail."""
         stop, by = use.num_left, use.by
-        first = use.num_left = max(0, stop - TOGETHER)
+        first = use.num_left = max(0, stop - self._together)
         if by is not None:
             # With one chunk that was moved before, so that the parts of the prefix are linked.
             keys = use.keys[first : min(stop + 1, by.num_present)]
             slots, rows = self._host.slots.find_all(keys), self._tiers.rows_of(keys)
-            uses, per_key = self._rank(_ranks_by(by, first, len(keys)), slots, rows), SLOTS_PER_KEY
+            uses, per_key = self._rank(_ranks_by(by, first, len(keys)), slots, rows), RANKED_PER_KEY
         else:
             tail_first = use.keys[first:stop][::-1]
             self._host.touch(tail_first)
