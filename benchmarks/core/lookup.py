@@ -8,11 +8,16 @@ what was answered may not be evicted before it is loaded.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
 
 from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest, copies_of, fill, keys_of, make_core, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
+from tierkv.scheduler.scheduler import OffloadScheduler
+
+STEPS_MAX = 64
+"""Steps after which a question should have been answered: each looks at a part of the chunks."""
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -28,15 +33,21 @@ def run(settings: Settings) -> Iterator[Row]:
     arrivals: list[Cost] = []
     repeats: list[Cost] = []
     releases: list[Cost] = []
+    longest: list[Cost] = []
+    steps: list[int] = []
+
+    def begin_step() -> None:
+        core.manager.begin_step(0.0)  # what ends is let go of in steps
+        scheduler.begin_step(0.0)
 
     def ask() -> Cost:
-        core.manager.begin_step(0.0)  # what ends is let go of in steps
+        begin_step()
         request = BenchRequest(f"request-{next(numbers)}", copies_of(next(turns)))
         arrivals.append(timed(lambda: scheduler.on_new_request(request)))
-        answers: list[int | None] = []
-        cost = timed(lambda: answers.append(scheduler.get_num_new_matched_tokens(request, 0)[0]))
-        if answers != [chunks * BLOCK_TOKENS]:
-            raise RuntimeError(f"{chunks} chunks are resident, and the answer was {answers[0]} tokens")
+        calls = _ask_in_steps(scheduler, request, begin_step)
+        steps.append(len(calls))
+        longest.append(max(calls, key=lambda call: call.cpu_s))
+        cost = Cost(sum(call.wall_s for call in calls), sum(call.cpu_s for call in calls))
         repeats.append(timed(lambda: scheduler.get_num_new_matched_tokens(request, 0)))
         releases.append(timed(lambda: scheduler.request_finished(request, [[]])))
         return cost
@@ -61,9 +72,30 @@ def run(settings: Settings) -> Iterator[Row]:
         cpu_ratios(ours, plain),
         Target("ratio", "<=", 3.0),
         {
-            "the whole call, ms": 1e3 * medians(ours).cpu_s,
+            "all of its calls, ms": 1e3 * medians(ours).cpu_s,
+            "the longest of them, ms": 1e3 * medians(longest).cpu_s,
+            "steps until the answer": statistics.median(steps),
             "on_new_request before it, ns/key": 1e9 * medians(arrivals).cpu_s / chunks,
             "request_finished after it, ns/key": 1e9 * medians(releases).cpu_s / chunks,
             "asked again while nothing changed, us/call": 1e6 * medians(repeats).cpu_s,
         },
     )
+
+
+def _ask_in_steps(scheduler: OffloadScheduler, request: BenchRequest, begin_step: Callable[[], None]) -> list[Cost]:
+    """Ask for a request in step after step, until it is answered. Returns the cost of each call.
+
+    Raises:
+        RuntimeError: the answer is not the whole prompt.
+    """
+    answers: list[int | None] = []
+    calls: list[Cost] = []
+    while len(answers) < STEPS_MAX:
+        calls.append(timed(lambda: answers.append(scheduler.get_num_new_matched_tokens(request, 0)[0])))
+        if answers[-1] is not None:
+            break
+        begin_step()
+    chunks = len(request.block_hashes)
+    if answers[-1] != chunks * BLOCK_TOKENS:
+        raise RuntimeError(f"{chunks} chunks are resident, and the answer was {answers[-1]} tokens")
+    return calls
