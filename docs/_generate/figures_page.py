@@ -29,7 +29,7 @@ def _section(name: str, entry: Mapping[str, Any]) -> str:
     day = date.fromisoformat(entry["date"])
     when = f"{day.day} {day:%B %Y}, commit `{entry['commit']}`; {entry['machine']}."
     lines = [
-        f"\n## {name}\n",
+        f"\n## `{name}`\n",
         f"{entry['about'][:1].upper()}{entry['about'][1:]}.\n",
         f"{when}\n",
         "| what | measured | limit | ratio | target | further figures |",
@@ -40,14 +40,19 @@ def _section(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield row["what"].replace("|", "\\|")
+    yield _printed(row["what"])
     yield f"{_number(row['measured'])} {row['unit']}"
-    yield "" if row["limit"] is None else f"{_number(row['limit'])} {row['limit_name']}".strip()
+    yield "" if row["limit"] is None else f"{_number(row['limit'])} {_printed(row['limit_name'])}".strip()
     spread = f" ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})" if row["rounds"] > 1 else ""
     yield "" if row["ratio"] is None else f"{row['ratio']:.3g}{spread}"
     verdict = {None: "", True: ": met", False: ": **missed**"}[row["met"]]
     yield "" if row["target"] is None else row["target"].replace("<=", "≤").replace(">=", "≥") + verdict
-    yield "; ".join(f"{name} {_number(value)}" for name, value in row["extra"].items())
+    yield "; ".join(f"{_printed(name)} {_number(value)}" for name, value in row["extra"].items())
+
+
+def _printed(text: str) -> str:
+    """Name as the program prints it."""
+    return f"`{text}`" if text else ""
 
 
 def _number(value: float) -> str:
