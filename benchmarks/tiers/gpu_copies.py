@@ -14,10 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from tierkv.dispatch.copy_pool import CopyPool
+
 from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
 from benchmarks.rows import Row, Target
 from benchmarks.tiers.host_copies import GB, PAGE_BYTES, Layout
-from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
@@ -34,6 +35,8 @@ LAYOUTS = (
     Layout("2 MiB chunks of 32 pages in one tensor", 1, 32),
     Layout("2 MiB chunks, a page in each of 32 tensors", 32, 1),
     Layout("8 MiB chunks, 2 pages in each of 64 tensors", 64, 2),
+    Layout("512 KiB chunks, a page in each of 8 tensors", 8, 1),
+    Layout("64 KiB chunks of one page", 1, 1),
 )
 COPY_THREADS = 8
 _POLL_S = 20e-6

@@ -16,7 +16,7 @@ from typing import Any
 
 from drawing import FOLDER, MARGIN, WIDTH, arrow, document, text, width_of
 
-from tierkv.dispatch import breaker
+from tierkv.dispatch.health import breaker
 from tierkv.manager.host import chunk_state
 from tierkv.manager.lower import tier_phase
 from tierkv.scheduler.load import stream_state

@@ -20,7 +20,7 @@ from harness.lanes import Verdict
 from harness.system_calls import ALL_CALLS, SystemCalls, load
 from harness.targets import TARGETS, Target
 from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
-from tierkv.dispatch import write_gate
+from tierkv.dispatch.health import write_gate
 from tierkv.errors import BackendError
 from tierkv.testing.frames import aligned_copy
 

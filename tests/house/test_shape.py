@@ -16,6 +16,16 @@ LINES_MAX = 400
 LONGER: dict[str, str] = {}
 """Path of a module to the reason why it is not split."""
 
+MODULES_MAX = 12
+"""Modules of a folder, beside its ``__init__``. More of them need wings."""
+
+CROWDED = {
+    "tierkv/stack": "what opens a stack, and what one holds: each is used by the others",
+    "tierkv/testing/conformance/backend": "parts of one kit, each with its name in the report",
+    "tierkv/types": "values without an order among them, imported by name everywhere",
+}
+"""Folder with more modules to the reason why it has no wings."""
+
 INHERITS: dict[str, str] = {
     "Table": "configuration tables share one set of pydantic options",
     "KitBase": "a conformance kit is inherited by definition: pytest collects the methods of its classes",
@@ -55,6 +65,13 @@ def test_reasons_for_long_modules_are_current() -> None:
     counts = line_counts()
     stale = [path for path in LONGER if counts.get(path, 0) <= LINES_MAX]
     assert not stale
+
+
+def test_folders_have_wings() -> None:
+    """A flat folder of many modules hides its order. A reason ends with the crowd that it excuses."""
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in (ROOT / "tierkv").rglob("*.py"))
+    crowded = {folder for folder, count in folders.items() if count - 1 > MODULES_MAX}
+    assert crowded == set(CROWDED)
 
 
 def base_names(node: ast.ClassDef) -> list[str]:

@@ -18,7 +18,7 @@ from stack_bed import opened, prompts_of, serve, stack_config
 from unopened_disks import PATIENCE_S, HangingDisk, Open, RefusingDisk, registry_with
 
 from tierkv.abc import BackendContext
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.errors import BackendUnavailableError, EngineProtocolError
 from tierkv.metrics.watched import TierCondition
 from tierkv.stack.stack import Stack

@@ -12,7 +12,7 @@ import worker_ranks
 from stack_bed import Faults
 
 import tierkv
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.stack.core import CLOSE_GRACE_S
 from tierkv.stack.stack import Stack
 from tierkv.testing.faults import hang_until

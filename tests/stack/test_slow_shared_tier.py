@@ -11,7 +11,7 @@ from plain_files import PlainOptions, SharedPlainFiles
 from simulation.world.executor import Executor
 
 from tierkv.abc import BackendPlugin, Capabilities
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.hookspecs import hookimpl
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.opening import open_stack

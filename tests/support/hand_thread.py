@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tierkv.dispatch.spawn import Runner
+from tierkv.dispatch.threads.spawn import Runner
 
 
 class HandThread:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from simulation.breaks import core_breaks
 
-from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.dispatch.health.breaker import Breaker
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.residency import Residency
 from tierkv.manager.moves import tier_io as tier_traffic

@@ -17,7 +17,7 @@ from worker_bed import CUDA, GEOMETRY, HAND, NUM_BLOCKS, SPEC, Bed, job
 from worker_ranks import config_of, spec_of
 
 import tierkv
-from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.dispatch.threads.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.types.engine import EngineSpec, GroupSpec

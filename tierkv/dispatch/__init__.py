@@ -10,6 +10,9 @@ Nouns:
 * *Tier state*: record of one tier: lane, bounds, breaker, counters, progress of a detach.
 * :class:`CopyPool`: threads for copies between slots and KV tensors. It is independent of the tiers.
 
+Wings: :mod:`.lanes` has tickets and their ways to a backend, :mod:`.health` whether a tier is used and written to,
+:mod:`.threads` how threads start.
+
 Flow: ``submit`` turns a :class:`~tierkv.types.tier_ops.TierOp` into a ticket and offers it to the tier's lane. An I/O
 thread claims the ticket, has the :class:`~tierkv.tiers.tier.Tier` perform it, and appends it to one shared deque.
 ``drain`` takes finished tickets from that deque and makes completions.
@@ -30,10 +33,10 @@ Invariants:
 
 from __future__ import annotations
 
-from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.stats import DispatchStats, TierStats
+from tierkv.dispatch.threads.copy_pool import CopyPool
 from tierkv.dispatch.tier_state import TierLimits
 
 __all__ = ["CopyPool", "DispatchStats", "Dispatcher", "ScanResult", "TierLimits", "TierStats"]

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tierkv.dispatch import scanning
-from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
-from tierkv.dispatch.breaker import trial_keys
-from tierkv.dispatch.deadlines import Deadlines
-from tierkv.dispatch.lane import Lane, ThreadLane
+from tierkv.dispatch.health.breaker import trial_keys
+from tierkv.dispatch.lanes.async_lane import AsyncLane, LoopRunner, start_loop
+from tierkv.dispatch.lanes.deadlines import Deadlines
+from tierkv.dispatch.lanes.lane import Lane, ThreadLane
+from tierkv.dispatch.lanes.ticket import Ticket, TicketResult
 from tierkv.dispatch.scanning import ScanResult
-from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.dispatch.stats import DispatchStats
-from tierkv.dispatch.ticket import Ticket, TicketResult
+from tierkv.dispatch.threads.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.dispatch.tier_state import TierLimits, TierState, UnlistedTiers
 from tierkv.metrics.watched import TierCondition
 from tierkv.tiers.retry import TIMED_OUT

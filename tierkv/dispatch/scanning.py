@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tierkv.dispatch.spawn import OneShot, Spawn, wait_until
+from tierkv.dispatch.threads.spawn import OneShot, Spawn, wait_until
 from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key

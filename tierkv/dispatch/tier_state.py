@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tierkv.dispatch.breaker import Breaker, State
-from tierkv.dispatch.failure_log import FailureLog
-from tierkv.dispatch.lane import Lane
+from tierkv.dispatch.health.breaker import Breaker, State
+from tierkv.dispatch.health.failure_log import FailureLog
+from tierkv.dispatch.health.write_gate import WriteGate
+from tierkv.dispatch.lanes.lane import Lane
+from tierkv.dispatch.lanes.ticket import Ticket
 from tierkv.dispatch.scanning import Relisting, Scan
 from tierkv.dispatch.stats import Tally, TierStats, io_histograms
-from tierkv.dispatch.ticket import Ticket
-from tierkv.dispatch.write_gate import WriteGate
 from tierkv.metrics.definitions import READ_QUEUE_SECONDS, READ_SECONDS, WRITE_QUEUE_SECONDS, WRITE_SECONDS
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.stack_stats import Series

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 
-from tierkv.dispatch.batch_writer import BatchWriter
-from tierkv.dispatch.spawn import Spawn, start_thread
+from tierkv.dispatch.threads.batch_writer import BatchWriter
+from tierkv.dispatch.threads.spawn import Spawn, start_thread
 from tierkv.kept_tokens.packing import pack_snapshot
 from tierkv.kept_tokens.token_file import Row, TokenFile
 from tierkv.logs.definitions import TOKENS_NOT_KEPT

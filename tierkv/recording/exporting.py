@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from tierkv._version import __version__
-from tierkv.dispatch.spawn import OneShot, Spawn, start_thread, wait_until
+from tierkv.dispatch.threads.spawn import OneShot, Spawn, start_thread, wait_until
 from tierkv.errors import ConfigError
 
 PROGRAM = "program"

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from tierkv.dispatch.batch_writer import BatchWriter
-from tierkv.dispatch.spawn import Spawn, start_thread
+from tierkv.dispatch.threads.batch_writer import BatchWriter
+from tierkv.dispatch.threads.spawn import Spawn, start_thread
 from tierkv.errors import ConfigError
 from tierkv.logs.definitions import RECORD_NOT_WRITTEN
 from tierkv.logs.stack_log import StackLog

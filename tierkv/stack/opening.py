@@ -12,7 +12,7 @@ from typing import Any
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.config.schema import StackConfig, StoreConfig
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.errors import ConfigError
 from tierkv.kept_tokens.restoring import restored_snapshots
 from tierkv.kept_tokens.token_file import TokenFile

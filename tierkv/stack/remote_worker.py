@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.dispatch.threads.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena

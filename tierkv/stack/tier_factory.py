@@ -26,7 +26,7 @@ from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
 from tierkv.config.schema import HostConfig
 from tierkv.config.tier_schema import TierConfig
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
 from tierkv.frames.recognition import recognise_frame

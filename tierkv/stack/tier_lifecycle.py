@@ -20,9 +20,9 @@ from tierkv.abc import Codec
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import ResolvedTier, resolve
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.dispatch.runtime import Runtime
 from tierkv.dispatch.scanning import scan_all
-from tierkv.dispatch.spawn import OneShot
+from tierkv.dispatch.threads.runtime import Runtime
+from tierkv.dispatch.threads.spawn import OneShot
 from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import (
     BackendError,

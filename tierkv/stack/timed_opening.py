@@ -15,7 +15,7 @@ from functools import partial
 
 from tierkv.abc import AsyncBackend, Backend
 from tierkv.config.resolving import ResolvedTier
-from tierkv.dispatch.spawn import OneShot, start_thread
+from tierkv.dispatch.threads.spawn import OneShot, start_thread
 from tierkv.errors import DeadlineExceededError
 from tierkv.logs.definitions import TIER_OPENED_LATE
 from tierkv.logs.stack_log import StackLog

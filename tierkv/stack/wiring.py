@@ -16,9 +16,9 @@ from tierkv._version import __version__
 from tierkv.abc import Codec
 from tierkv.config.resolving import ResolvedStack, ResolvedTier
 from tierkv.config.schema import StackConfig
-from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.copy_pool import CopyPool
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.errors import BackendError, ConfigError, NamespaceMismatchError
 from tierkv.frames.frame import PARTS_MAX
 from tierkv.frames.sealer import FrameSealer

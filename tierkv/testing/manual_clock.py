@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from tierkv.dispatch.spawn import Runner
+from tierkv.dispatch.threads.spawn import Runner
 
 THREADS_RUN_S = 0.001
 """Seconds of real time for which :meth:`ManualClock.sleep` lets other threads run."""

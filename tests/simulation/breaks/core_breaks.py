@@ -198,7 +198,7 @@ def some_completions_are_lost(patch: Patch) -> None:
 
 @breaks("flapping", PROGRESS)
 def a_breaker_never_closes(patch: Patch) -> None:
-    patch.setattr("tierkv.dispatch.breaker.Breaker.trial_is_due", lambda self, now_s: False)
+    patch.setattr("tierkv.dispatch.health.breaker.Breaker.trial_is_due", lambda self, now_s: False)
 
 
 @breaks("flapping", FATAL)

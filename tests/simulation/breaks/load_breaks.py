@@ -10,7 +10,7 @@ from simulation.checks.heads import HEADS
 from simulation.checks.service import ACCOUNT, IN_FULL
 from simulation.checks.writes import ONCE
 from simulation.world.world import NAMED
-from tierkv.dispatch.ticket import Ticket
+from tierkv.dispatch.lanes.ticket import Ticket
 from tierkv.manager.lower.probe_queue import ProbeQueue
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from simulation.checks.failure import Violation
-from tierkv.dispatch.async_lane import LoopRunner
-from tierkv.dispatch.lane import IoWorker
-from tierkv.dispatch.spawn import Runner, SplitRunner
+from tierkv.dispatch.lanes.async_lane import LoopRunner
+from tierkv.dispatch.lanes.lane import IoWorker
+from tierkv.dispatch.threads.spawn import Runner, SplitRunner
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.tier_ops import TierOp
 
@@ -65,7 +65,9 @@ class SimThread:
 
 
 class Executor:
-    """All threads of one stack, and the clock. Its methods are those of :class:`tierkv.dispatch.runtime.Runtime`.
+    """All threads of one stack, and the clock.
+
+    Its methods are those of :class:`tierkv.dispatch.threads.runtime.Runtime`.
 
     Args:
         clock: simulated time; moved here alone.

@@ -24,7 +24,7 @@ from simulation.world.backends import plugin_of, registry_of
 from simulation.world.executor import Executor
 from simulation.world.storage import Storage
 from tierkv.abc import WriteRequest
-from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.stack.opening import open_stack
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.keys import Key

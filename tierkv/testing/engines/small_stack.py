@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from tierkv.abc import AsyncBackend, Backend, BackendContext, BackendPlugin
-from tierkv.dispatch.async_lane import LoopRunner
-from tierkv.dispatch.runtime import Runtime
-from tierkv.dispatch.spawn import Handle, Runner, start_thread
+from tierkv.dispatch.lanes.async_lane import LoopRunner
+from tierkv.dispatch.threads.runtime import Runtime
+from tierkv.dispatch.threads.spawn import Handle, Runner, start_thread
 from tierkv.hookspecs import hookimpl
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry

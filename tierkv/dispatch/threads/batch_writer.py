@@ -7,7 +7,7 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.dispatch.threads.spawn import Handle, Spawn, start_thread, wait_until
 
 Item = TypeVar("Item")
 

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tierkv.dispatch.copy_pool import CopyPool
-from tierkv.dispatch.spawn import Handle, Spawn
-from tierkv.dispatch.ticket import Ticket, TicketQueue, TicketResult
+from tierkv.dispatch.lanes.ticket import Ticket, TicketQueue, TicketResult
+from tierkv.dispatch.threads.copy_pool import CopyPool
+from tierkv.dispatch.threads.spawn import Handle, Spawn
 from tierkv.tiers.results import explain
 from tierkv.tiers.retry import TIMED_OUT, OpResult
 from tierkv.tiers.tier import Tier
@@ -28,7 +28,7 @@ _LAST_TURNS = 8
 
 
 class LoopRunner:
-    """Event loop as a :class:`~tierkv.dispatch.spawn.Runner`.
+    """Event loop as a :class:`~tierkv.dispatch.threads.spawn.Runner`.
 
     Args:
         spawn: starts the helper threads of ``asyncio.to_thread``.
@@ -85,7 +85,7 @@ class LoopRunner:
 
 
 class AsyncLane:
-    """:class:`~tierkv.dispatch.lane.Lane` of an async backend, with a bounded number of concurrent calls.
+    """:class:`~tierkv.dispatch.lanes.lane.Lane` of an async backend, with a bounded number of concurrent calls.
 
     Args:
         tier: performs the operations.

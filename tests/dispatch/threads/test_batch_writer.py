@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hand_thread import HandThread
 
-from tierkv.dispatch.batch_writer import BatchWriter
+from tierkv.dispatch.threads.batch_writer import BatchWriter
 
 
 class Log:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.dispatch.threads.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.errors import TierKVError
 
 _T = TypeVar("_T")

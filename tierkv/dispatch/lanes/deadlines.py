@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from tierkv.dispatch.ticket import Ticket
+from tierkv.dispatch.lanes.ticket import Ticket
 
 _SPARE = 64
 

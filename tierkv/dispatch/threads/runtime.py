@@ -9,7 +9,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
 
-from tierkv.dispatch.spawn import Spawn, start_thread
+from tierkv.dispatch.threads.spawn import Spawn, start_thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from tier_bench import Bench, compressible
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
-from tierkv.dispatch.breaker import TABLE, Breaker, State
-from tierkv.dispatch.breaker import Event as Happened
+from tierkv.dispatch.health.breaker import TABLE, Breaker, State
+from tierkv.dispatch.health.breaker import Event as Happened
 from tierkv.errors import IllegalTransitionError
 from tierkv.testing import faults
 from tierkv.types.keys import Key

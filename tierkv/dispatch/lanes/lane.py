@@ -1,7 +1,7 @@
 """Lane: path of one tier's operations from the engine's thread to the backend and back.
 
-:class:`ThreadLane` serves blocking backends and has threads of its own. :class:`~tierkv.dispatch.async_lane.AsyncLane`
-serves async backends on a shared event loop.
+:class:`ThreadLane` serves blocking backends and has threads of its own.
+:class:`~tierkv.dispatch.lanes.async_lane.AsyncLane` serves async backends on a shared event loop.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import queue
 from collections import deque
 from typing import Protocol
 
-from tierkv.dispatch.spawn import Handle, OneShot, Spawn
-from tierkv.dispatch.ticket import Ticket, TicketQueue, TicketResult
+from tierkv.dispatch.lanes.ticket import Ticket, TicketQueue, TicketResult
+from tierkv.dispatch.threads.spawn import Handle, OneShot, Spawn
 from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import TierOp

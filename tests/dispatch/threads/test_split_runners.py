@@ -11,11 +11,11 @@ from collections import deque
 from dispatch_bench import KEYS
 from tier_bench import Bench
 
-from tierkv.dispatch.async_lane import LoopRunner
-from tierkv.dispatch.copy_pool import CopyPool
-from tierkv.dispatch.lane import IoWorker
-from tierkv.dispatch.spawn import SplitRunner, start_thread
-from tierkv.dispatch.ticket import Ticket, TicketQueue
+from tierkv.dispatch.lanes.async_lane import LoopRunner
+from tierkv.dispatch.lanes.lane import IoWorker
+from tierkv.dispatch.lanes.ticket import Ticket, TicketQueue
+from tierkv.dispatch.threads.copy_pool import CopyPool
+from tierkv.dispatch.threads.spawn import SplitRunner, start_thread
 from tierkv.testing.manual_clock import ManualClock, Stepper
 from tierkv.types.tier_ops import TierOp, Verb
 

@@ -8,7 +8,7 @@ waits.
 
 from __future__ import annotations
 
-from tierkv.dispatch.breaker import Breaker
+from tierkv.dispatch.health.breaker import Breaker
 from tierkv.logs.definitions import TIER_NOT_WRITABLE, TIER_WRITABLE
 from tierkv.logs.stack_log import StackLog
 
