@@ -209,6 +209,34 @@ def test_a_damaged_marker_costs_nothing(
     assert "tierkv-disk.json is kept as tierkv-disk.json.damaged" in caplog.text
 
 
+def test_a_lost_marker_is_written_anew(open_disk: OpenDisk, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A namespace's manifest shows whose the directory is: a lost side file must not keep an engine from starting."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    marker = place / layout.MARKER_NAME
+    good = marker.read_bytes()
+    marker.unlink()
+    with open_disk() as disk:
+        assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+    assert marker.read_bytes() == good
+    assert caplog.text.count("has no tierkv-disk.json: it is written anew") == 1
+
+
+@pytest.mark.parametrize("beside", ["thesis.txt", "namespace.json of another program"])
+def test_a_lost_marker_without_proof_is_refused(open_disk: OpenDisk, place: Path, directory: Path, beside: str) -> None:
+    """A name of 32 digits makes no directory ours, and a manifest of ours none with other files."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    (place / layout.MARKER_NAME).unlink()
+    if beside == "thesis.txt":
+        (place / beside).write_text("the only copy")
+    else:
+        (directory / layout.NAMESPACE_NAME).write_text('{"format": "tierkv-lmdb", "version": 1}')
+    with pytest.raises(NamespaceMismatchError, match=r"no tierkv-disk\.json"):
+        open_disk()
+    assert not (place / layout.MARKER_NAME).exists()
+
+
 def test_a_damaged_marker_beside_foreign_files_is_refused(open_disk: OpenDisk, place: Path) -> None:
     """A file that only has the name of our marker makes no directory ours."""
     place.mkdir()

@@ -109,6 +109,35 @@ def test_a_damaged_marker_beside_foreign_files_is_refused(tmp_path: Path) -> Non
     assert (tmp_path / "tierkv-lmdb.json").read_text() == "\x00not json"
 
 
+def test_a_lost_marker_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A namespace's manifest shows whose the directory is: a lost side file must not keep an engine from starting."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): b"frame"})
+    backend.close()
+    marker = tmp_path / "tierkv-lmdb.json"
+    good = marker.read_bytes()
+    marker.unlink()
+    backend = open_at(tmp_path)
+    assert backend.contains([key(1)]) == [True]
+    backend.close()
+    assert marker.read_bytes() == good
+    assert caplog.text.count("has no tierkv-lmdb.json: it is written anew") == 1
+
+
+@pytest.mark.parametrize("beside", ["notes.txt", "namespace.json of another program"])
+def test_a_lost_marker_without_proof_is_refused(tmp_path: Path, beside: str) -> None:
+    """A name of 32 digits makes no directory ours, and a manifest of ours none with other files."""
+    open_at(tmp_path).close()
+    (tmp_path / "tierkv-lmdb.json").unlink()
+    if beside == "notes.txt":
+        (tmp_path / beside).touch()
+    else:
+        (directory(tmp_path) / "namespace.json").write_text('{"program": "tierkv-disk", "format": 2}')
+    with pytest.raises(NamespaceMismatchError, match=r"it has no tierkv-lmdb\.json"):
+        open_at(tmp_path)
+    assert not (tmp_path / "tierkv-lmdb.json").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [*product(("tierkv-lmdb.json", "namespace.json"), ("cut", "flipped")), ("namespace.json", "another value")],

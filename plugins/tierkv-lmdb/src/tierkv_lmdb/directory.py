@@ -19,7 +19,7 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +128,8 @@ def claim_root(root: Path) -> None:
     if trouble:
         raise NamespaceMismatchError(trouble)
     if _read_json(root / MARKER) != FORMAT:
+        if not os.path.lexists(root / MARKER) and any(_NAMESPACE.fullmatch(path.name) for path in root.iterdir()):
+            _log.warning("%s has no %s: it is written anew", root, MARKER)
         _begin_anew(root / MARKER, json.dumps(FORMAT))
     elif not os.access(root, os.W_OK):
         raise PermissionError(f"no permission to write in {root}")
@@ -164,10 +166,18 @@ def foreign_content(root: Path) -> str | None:
         for name in names
         if not (name.startswith(MARKER) or name == "lost+found" or (is_damaged and _NAMESPACE.fullmatch(name)))
     )
-    if not foreign:
+    if not foreign or (not is_damaged and _lost_its_marker(root, foreign)):
         return None
     no_marker = "its marker is damaged, and it has" if is_damaged else f"it has no {MARKER} but"
     return f"{root} is not a directory of tierkv-lmdb: {no_marker} {foreign[0]!r}. Give an empty or new path"
+
+
+def _lost_its_marker(root: Path, names: Sequence[str]) -> bool:
+    """Whether names in a directory without a marker are all namespaces, and a manifest shows whose."""
+    manifests = [_read_json(root / name / MANIFEST) for name in names]
+    return all(map(_NAMESPACE.fullmatch, names)) and any(
+        isinstance(manifest, dict) and manifest.get("format") == FORMAT["format"] for manifest in manifests
+    )
 
 
 def claim_namespace(directory: Path, namespace: Namespace) -> None:

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
@@ -48,7 +48,7 @@ LOG_NAME = "index.log"
 LOG_TEMPORARY_NAME = "index.log.tmp"
 _NOT_FOREIGN = frozenset({"lost+found"})
 _OURS = re.compile(r"tierkv-disk\.json(\.damaged(-\d+)?)?|directory\.lock|[0-9a-f]{32}")
-"""Names beside which a damaged marker is certainly of this program."""
+"""Names beside which a damaged marker is certainly of this program. A lost one needs a manifest among them."""
 
 
 class DamagedDocumentError(NamespaceMismatchError):
@@ -62,7 +62,8 @@ class WrongNamespaceError(NamespaceMismatchError):
 def check_directory(path: Path) -> None:
     """Check that ``path`` is absent, empty, or marked as a tierkv-disk directory of a known format. Changes nothing.
 
-    A damaged marker beside nothing but this program's own files is no error: :func:`claim_directory` replaces it.
+    A damaged or lost marker beside nothing but this program's own files is no error: :func:`claim_directory` writes it
+    anew.
 
     Raises:
         NamespaceMismatchError: it is a file, the directory of another program, or of a newer format.
@@ -81,7 +82,7 @@ def check_directory(path: Path) -> None:
     check_private_directory(path)
     foreign = sorted(name for name in names - _NOT_FOREIGN if not is_temporary(name))
     # The second look covers a process that created the marker during the listing.
-    if foreign and MARKER_NAME not in names and not marker.exists():
+    if foreign and MARKER_NAME not in names and not marker.exists() and not _lost_its_marker(path, foreign):
         raise NamespaceMismatchError(
             f"{path} holds {foreign[0]!r}{f' and {len(foreign) - 1} more' if foreign[1:] else ''} "
             f"and no {MARKER_NAME}: not a {PROGRAM} directory, left unchanged; give `path` an empty or new one"
@@ -92,6 +93,18 @@ def check_directory(path: Path) -> None:
         except DamagedDocumentError:
             if any(_OURS.fullmatch(name) is None for name in foreign):
                 raise
+
+
+def _lost_its_marker(path: Path, names: Sequence[str]) -> bool:
+    """Whether names in a directory without a marker are all this program's, and a manifest shows it."""
+    return all(map(_OURS.fullmatch, names)) and any(_is_manifest(path / name / NAMESPACE_NAME) for name in names)
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        return read_document(path).get("program") == PROGRAM
+    except DamagedDocumentError:
+        return False
 
 
 def claim_directory(path: Path) -> None:
@@ -105,6 +118,8 @@ def claim_directory(path: Path) -> None:
     make_private_directory(path)
     _set_damaged_aside(path / MARKER_NAME)
     if not (path / MARKER_NAME).exists():
+        if any(_OURS.fullmatch(entry.name) for entry in path.iterdir() if entry.is_dir()):
+            logger.warning("%s has no %s: it is written anew", path, MARKER_NAME)
         try:
             publish_document(path / MARKER_NAME, {"program": PROGRAM, "format": MARKER_FORMAT})
         except FileNotFoundError:
