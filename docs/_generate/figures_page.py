@@ -22,12 +22,42 @@ the rounds. A run with `--record docs/_generate/measured.json` replaces the tabl
 
 def body() -> str:
     """Everything below the title."""
-    return HEAD + "".join(_section(name, entry) for name, entry in json.loads(DATA.read_text(encoding="utf-8")).items())
+    entries = json.loads(DATA.read_text(encoding="utf-8"))
+    return HEAD + _overview(entries) + "".join(_section(name, entry) for name, entry in entries.items())
+
+
+def _overview(entries: Mapping[str, Any]) -> str:
+    """Table of how many targets each benchmark meets, and of the row that is furthest from its own."""
+    lines = [
+        "\n## Targets\n",
+        "| benchmark | date | targets met | the row that is furthest from its target |",
+        "|---|---|---|---|",
+    ]
+    for name, entry in entries.items():
+        aimed = [row for row in entry["rows"] if row["target"] is not None]
+        missed = [row for row in aimed if not row["met"]]
+        worst = max(missed, key=_excess, default=None)
+        furthest = "" if worst is None else f"{_printed(worst['what'])}: {_excess(worst):.3g} times too far"
+        lines.append(
+            f"| [`{name}`](#{name}) | {_day(entry)} | {len(aimed) - len(missed)} of {len(aimed)} | {furthest} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _excess(row: Mapping[str, Any]) -> float:
+    """Factor by which a row misses its target."""
+    of, sign, number = row["target"].split()
+    found, wanted = float(row[of]), float(number)
+    return found / wanted if sign == "<=" else wanted / found
+
+
+def _day(entry: Mapping[str, Any]) -> str:
+    day = date.fromisoformat(entry["date"])
+    return f"{day.day} {day:%B %Y}"
 
 
 def _section(name: str, entry: Mapping[str, Any]) -> str:
-    day = date.fromisoformat(entry["date"])
-    when = f"{day.day} {day:%B %Y}, commit `{entry['commit']}`; {entry['machine']}."
+    when = f"{_day(entry)}, commit `{entry['commit']}`; {entry['machine']}."
     lines = [
         f"\n## `{name}`\n",
         f"{entry['about'][:1].upper()}{entry['about'][1:]}.\n",

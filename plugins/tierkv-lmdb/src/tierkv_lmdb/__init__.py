@@ -35,6 +35,7 @@ from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
 from tierkv_lmdb.at_rest import open_beside, remove_stored, stored_namespaces
 from tierkv_lmdb.checking import check, check_reader
+from tierkv_lmdb.frame_reads import READ_BYTES_MAX
 from tierkv_lmdb.opening import open_backend, open_reader
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 
@@ -53,7 +54,7 @@ PLUGIN = BackendPlugin(
         reads_end_with_call=True,
         preferred_batch=128,  # small frames share a transaction and a sync
         preferred_write_bytes=64 << 20,
-        preferred_read_bytes=1 << 20,
+        preferred_read_bytes=READ_BYTES_MAX,
         preferred_concurrency=4,  # one copies and checks while others wait for the disk
     ),
     open=open_backend,
@@ -71,7 +72,7 @@ READ_ONLY_PLUGIN = BackendPlugin(
         reads_end_with_call=True,
         bounded=False,
         preferred_batch=128,
-        preferred_read_bytes=1 << 20,
+        preferred_read_bytes=READ_BYTES_MAX,
         preferred_concurrency=4,  # one copies and checks while others wait for the disk
     ),
     open=open_reader,

@@ -26,8 +26,9 @@ PLACED_INDEX = struct.Struct(">QQQQ")
 LMDB's Python binding touches every page of a value that it finds, which reads a cold frame through the page cache. So a
 frame is found by its page, and not asked for.
 """
-READ_BYTES_MAX = 2 << 20
-"""Bytes of buffers per transaction of a read, or one longer frame; it keeps the writer from reusing pages meanwhile."""
+READ_BYTES_MAX = 4 << 20
+"""Bytes of buffers per call and transaction of a read, or one longer frame. With fewer bytes, the call itself is a
+large part; a longer transaction would keep the writer from reusing pages."""
 LISTED_AT_ONCE = 4096
 """Entries of the index per transaction of a listing: a transaction keeps the writer from reusing pages."""
 

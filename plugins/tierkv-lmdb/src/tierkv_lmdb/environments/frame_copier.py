@@ -28,10 +28,6 @@ FILE_READ_BYTES_MIN = 64 * 1024
 """Shorter frames are copied from the map: a page fault reads as much as a call would."""
 
 
-RUN_BYTES_MAX = 1 << 20
-"""Longest run of several frames that is read at once: the copies that follow find it in the processor's cache."""
-
-
 class CutShortError(OSError):
     """The data file ends before the frame does."""
 
@@ -109,15 +105,14 @@ class FrameCopier:
     def _runs(self, places: Iterable[Place]) -> Iterator[list[Place]]:
         """Cut the places, in order, into runs of adjacent pages."""
         run: list[Place] = []
-        # Where the map cannot be asked, the ends of a run say nothing of a frame between them.
-        end, pages_max = 0, RUN_BYTES_MAX // self._page_bytes if self._asks_map else 0
+        end = 0
         for place in places:
-            pages = overflow_pages(place.size, self._page_bytes)
-            if run and (place.page != end or place.page + pages - run[0].page > pages_max):
+            # Where the map cannot be asked, the ends of a run say nothing of a frame between them.
+            if run and not (place.page == end and self._asks_map):
                 yield run
                 run = []
             run.append(place)
-            end = place.page + pages
+            end = place.page + overflow_pages(place.size, self._page_bytes)
         if run:
             yield run
 
