@@ -27,20 +27,18 @@ def body() -> str:
 
 
 def _overview(entries: Mapping[str, Any]) -> str:
-    """Table of how many targets each benchmark meets, and of the row that is furthest from its own."""
+    """Table of how many targets each benchmark meets, and of the row that misses its own most."""
     lines = [
         "\n## Targets\n",
-        "| benchmark | date | targets met | the row that is furthest from its target |",
+        "| benchmark | date | targets met | the row that misses its target most |",
         "|---|---|---|---|",
     ]
     for name, entry in entries.items():
         aimed = [row for row in entry["rows"] if row["target"] is not None]
         missed = [row for row in aimed if not row["met"]]
         worst = max(missed, key=_excess, default=None)
-        furthest = "" if worst is None else f"{_printed(worst['what'])}: {_excess(worst):.3g} times too far"
-        lines.append(
-            f"| [`{name}`](#{name}) | {_day(entry)} | {len(aimed) - len(missed)} of {len(aimed)} | {furthest} |"
-        )
+        most = "" if worst is None else f"{_printed(worst['what'])}: {_excess(worst):.3g} times too far"
+        lines.append(f"| [`{name}`](#{name}) | {_day(entry)} | {len(aimed) - len(missed)} of {len(aimed)} | {most} |")
     return "\n".join(lines) + "\n"
 
 
