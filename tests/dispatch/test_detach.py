@@ -16,7 +16,7 @@ from tier_bench import Bench, compressible, make_bench
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
 from tierkv.testing import faults
-from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.tier_ops import OP_KEYS, OutcomeKind, Verb
 
 
 def detached(dispatch: DispatchBench) -> list[int]:
@@ -85,7 +85,7 @@ def test_a_hanging_call_delays_the_end_of_the_detach(bench: Bench, gate: Event) 
 
 def test_a_full_queue_is_refused_over_several_steps(bench: Bench, gate: Event) -> None:
     """Promise 2: thousands of operations wait for a hung tier. Refusing them all at once took fifty milliseconds."""
-    step, count = 64, 192
+    step, count = 64 * (1 + OP_KEYS), 192
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
         ops = [dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(count)]

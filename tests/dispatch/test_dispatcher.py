@@ -17,7 +17,7 @@ from tierkv.abc import Capabilities, WriteRequest, WriteResult
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing import faults
 from tierkv.tiers.retry import RetryLimits, Timing
-from tierkv.types.tier_ops import OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import OP_KEYS, OutcomeKind, TierOp, Verb
 
 OK, ABSENT, CORRUPT = OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.CORRUPT
 FAILED, TIMED_OUT, REFUSED = OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED
@@ -229,9 +229,21 @@ def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
     with dispatching(bench) as dispatch:
         dispatch.dispatcher.close(PATIENCE_S)
         ops = [dispatch.submit(Verb.PROBE, [1]) for _ in range(10)]
-        sizes = [len(dispatch.drain(4)) for _ in range(4)]
+        sizes = [len(dispatch.drain(4 * (1 + OP_KEYS))) for _ in range(4)]
         assert sizes == [4, 4, 2, 0]
         assert [report.op_id for report in dispatch.reports] == ops  # type: ignore[union-attr]  # completions only
+
+
+def test_a_step_takes_few_small_operations(bench: Bench) -> None:
+    """An operation costs as much as its keys and some sixteen more: a step with writes to fifty tiers was long."""
+    with dispatching(bench) as dispatch:
+        dispatch.dispatcher.close(PATIENCE_S)
+        ops = [dispatch.submit(Verb.WRITE, range(8), range(8)) for _ in range(57)]
+        taken = [len(dispatch.drain(512))]
+        while taken[-1]:
+            taken.append(len(dispatch.drain(512)))
+        assert taken == [21, 21, 15, 0]
+        assert [report.op_id for report in dispatch.reports] == ops  # type: ignore[union-attr]  # none is passed over
 
 
 def test_drain_counts_keys(bench: Bench) -> None:
@@ -240,8 +252,8 @@ def test_drain_counts_keys(bench: Bench) -> None:
         dispatch.dispatcher.close(PATIENCE_S)
         for count in (8, 8, 8, 30, 8):
             dispatch.submit(Verb.PROBE, range(count))
-        sizes = [[report.num_keys for report in dispatch.drain(20)] for _ in range(4)]
-        assert sizes == [[8, 8], [8], [30], [8]]
+        drained = [dispatch.drain(20 + 2 * OP_KEYS) for _ in range(4)]
+        assert [[report.num_keys - OP_KEYS for report in reports] for reports in drained] == [[8, 8], [8], [30], [8]]
 
 
 def test_finished_operations_are_collected_by_keys(bench: Bench) -> None:
@@ -251,7 +263,7 @@ def test_finished_operations_are_collected_by_keys(bench: Bench) -> None:
         wait_for(lambda: len(dispatch.dispatcher._done) == 6, "the calls to end")
         dispatch.clock.advance(1e6)
         for left in (4, 2, 0):
-            assert [report.num_keys for report in dispatch.drain(16)] == [8, 8]
+            assert [report.num_keys for report in dispatch.drain(2 * (8 + OP_KEYS))] == [8 + OP_KEYS] * 2
             assert len(dispatch.dispatcher._done) == left
         assert [dispatch.kinds(op) for op in ops] == [[ABSENT] * 8] * 6
 
@@ -264,7 +276,8 @@ def test_reports_of_missed_deadlines_keep_the_limit(bench: Bench, gate: Event) -
             dispatch.submit(Verb.PROBE, [1])
         wait_for(lambda: len(bench.backend.calls) == 2, "both threads to hang")
         dispatch.clock.advance(60.0)
-        counts = [(len(dispatch.drain(30)), dispatch.dispatcher.stats.tiers[0].timed_out) for _ in range(5)]
+        keys_max, stats = 30 * (1 + OP_KEYS), dispatch.dispatcher.stats.tiers[0]
+        counts = [(len(dispatch.drain(keys_max)), stats.timed_out) for _ in range(5)]
         assert counts == [(30, 30), (30, 60), (30, 90), (10, 100), (0, 100)]
         gate.set()
 

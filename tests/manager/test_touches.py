@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,6 +12,7 @@ from core_parts import Core, disk, make_core
 from tierkv.manager import touches
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.tier_index import TierRows
 from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.policies.prefix_order import NO_CHUNK
 from tierkv.types.keys import Key, make_key
@@ -108,6 +109,31 @@ def test_a_step_ranks_a_bounded_number_of_chunks_over_all_tiers(chunks: int) -> 
     assert ranked[-1] == 50 * chunks, "in the end all are ranked"
     steps = [after - before for before, after in pairwise(ranked)]
     assert max(steps) <= touches.RANKED_PER_KEY * 256
+
+
+@pytest.mark.parametrize("use", [continue_prompt, touch_prompt])
+def test_chunks_that_few_of_many_tiers_have_are_counted_in_large_batches(
+    use: Callable[[Core, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch passes every tier. With fifty of them one step made a thousand batches of a chunk or two: 20 ms."""
+    core = make_core(tiers=[disk(name=f"disk {i}") for i in range(50)], step_keys=256)
+    core.keep_below(keys_of(0, CHUNKS), 49)
+    core.finish_all()
+    core.begin()
+    batches: list[int] = []
+    rows_of = core.manager.tiers.rows_of
+
+    def counted(keys: Sequence[Key]) -> list[TierRows]:
+        batches.append(len(keys))
+        return rows_of(keys)
+
+    monkeypatch.setattr(core.manager.tiers, "rows_of", counted)
+    use(core, CHUNKS)
+    steps = 1
+    while core.manager._touches.num_waiting:
+        core.begin()
+        steps += 1
+    assert len(batches) <= CHUNKS // touches.TOGETHER + 2 * steps, batches
 
 
 def test_a_short_prefix_is_looked_up_once() -> None:

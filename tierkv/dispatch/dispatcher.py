@@ -145,7 +145,7 @@ class Dispatcher:
         return {index: state.condition for index, state in list(self._tier_states.items())}
 
     def drain(self, keys_max: int) -> list[TierReport]:
-        """Return completions and health changes of ``keys_max`` keys together, or at least one. O(keys_max)."""
+        """Return completions and health changes that count as ``keys_max`` keys together, or at least one."""
         now_s = self._clock()
         if self._in_flight:
             self._collect(keys_max, now_s)
@@ -266,7 +266,7 @@ class Dispatcher:
         self._outbox.append(Completion(op.op_id, (Outcome(OutcomeKind.REFUSED, error=why),) * len(op.keys)))
 
     def _collect(self, keys_max: float, now_s: float) -> None:
-        """Take finished tickets from the lanes, until they have ``keys_max`` keys or more."""
+        """Take finished tickets from the lanes, until they count as ``keys_max`` keys or more."""
         while self._done and keys_max > 0:
             ticket = self._done.popleft()
             keys_max -= ticket.num_keys
@@ -293,7 +293,7 @@ class Dispatcher:
                 self._count_failure(state, ticket.op, now_s, result.outcomes[-1].error or "deadline missed")
 
     def _expire(self, keys_max: float, now_s: float) -> None:
-        """Report missed deadlines, until they have ``keys_max`` keys or more."""
+        """Report missed deadlines, until they count as ``keys_max`` keys or more."""
         while keys_max > 0 and (ticket := self._deadlines.take_overdue(now_s)) is not None:
             keys_max -= ticket.num_keys
             state, op = self._tier_states[ticket.op.tier], ticket.op

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.host_tier import HostTier
@@ -20,10 +21,13 @@ WAITING_MAX = 1 << 20
 """Chunks whose use may wait for later steps. Further uses are not counted: eviction is less exact then."""
 
 TOGETHER = 64
-"""Chunks whose uses are counted in one batch, or fewer where there are many tiers that may have them."""
+"""Chunks that are looked up in one batch. Of these, as many are counted as the budget pays for in all tiers."""
 
 RANKED_PER_KEY = 2
 """Chunks that are ranked anew, each in one tier, for the cost of one key operation."""
+
+TIERS_PER_KEY = 4
+"""Tiers that a batch looks at for the cost of one key operation, whether they have any of its chunks or not."""
 
 PresentPrefix = Callable[[Sequence[Key], int, int, RequestContext], int]
 """(keys, start, stop, request) -> number of chunks from ``start`` that are in a tier."""
@@ -115,15 +119,9 @@ class Touches:
             if not use.num_left:
                 self._waiting.popleft()
 
-    @property
-    def _together(self) -> int:
-        """Chunks that one batch may have: what is left of the share pays for them in every tier."""
-        fitting = RANKED_PER_KEY * self._share.left // (1 + len(self._tiers.in_service))
-        return max(1, min(TOGETHER, fitting))
-
     def _find(self, use: _Use, by: _Continuation) -> None:
         """Look for further chunks of a prefix that are in a tier."""
-        if use.num_left <= self._together and self._tiers.all_indexed and by.ctx.hints.load_tiers is None:
+        if use.num_left <= TOGETHER and self._tiers.all_indexed and by.ctx.hints.load_tiers is None:
             self._continue_short(use, by)
             return
         first, end = by.num_present, min(use.num_left, by.num_present + KEYS_PER_LOOK * self._share.left)
@@ -145,38 +143,64 @@ class Touches:
             if slot is None and count not in below:
                 break
             count += 1
-        use.num_left = by.num_present = 0
-        uses = 1
+        use.num_left = by.num_present = count
+        by.is_found = True
         if count:
             rows = [(tier, some[:stop], at[:stop]) for tier, some, at in rows if (stop := bisect_left(at, count))]
-            ranks = _ranks_by(by, 0, count)
-            self._tiers.note_continued(rows, ranks[0])
-            uses = self._rank(ranks, slots[:count], rows)
-        self._share.take(cdiv(uses, RANKED_PER_KEY))
-
-    def _rank(self, ranks: Sequence[int], slots: Sequence[int | None], rows: Sequence[TierRows]) -> int:
-        """Rank chunks anew where they are. Returns the number of uses."""
-        uses = len(slots)
-        self._host.continue_prefix(slots, ranks)
-        for tier, some, positions in rows:
-            tier.residency.continue_prefix(some, [ranks[i] for i in positions])
-            uses += len(some)
-        return uses
+            self._tiers.note_continued(rows, _ranks_by(by, 0, 1)[0])
+            self._rank(use, by, 0, slots[:count], rows)
+        else:
+            self._share.take(1)
 
     def _count_some(self, use: _Use) -> None:
         """Count the use of some chunks from the tail."""
         stop, by = use.num_left, use.by
-        first = use.num_left = max(0, stop - self._together)
+        first = max(0, stop - TOGETHER)
         if by is not None:
             # With one chunk that was moved before, so that the parts of the prefix are linked.
             keys = use.keys[first : min(stop + 1, by.num_present)]
-            slots, rows = self._host.slots.find_all(keys), self._tiers.rows_of(keys)
-            uses, per_key = self._rank(_ranks_by(by, first, len(keys)), slots, rows), RANKED_PER_KEY
-        else:
-            tail_first = use.keys[first:stop][::-1]
-            self._host.touch(tail_first)
-            uses, per_key = len(tail_first) + self._tiers.touch(tail_first), KEYS_PER_LOOK
-        self._share.take(cdiv(uses, per_key))
+            self._rank(use, by, first, self._host.slots.find_all(keys), self._tiers.rows_of(keys))
+            return
+        keys = use.keys[first:stop]
+        rows, cut = self._affordable(self._tiers.rows_of(keys), len(keys), KEYS_PER_LOOK)
+        use.num_left = first + cut
+        self._host.touch(keys[cut:][::-1])
+        for tier, some, _ in rows:
+            tier.policy.touch(some[::-1])
+
+    def _rank(
+        self, use: _Use, by: _Continuation, first: int, slots: Sequence[int | None], rows: Sequence[TierRows]
+    ) -> None:
+        """Rank chunks anew where they are, as many from the tail as the share pays for. first: number of the first."""
+        rows, cut = self._affordable(rows, min(len(slots), use.num_left - first), RANKED_PER_KEY)
+        use.num_left = first + cut
+        ranks = _ranks_by(by, first, len(slots))
+        self._host.continue_prefix(slots[cut:], ranks[cut:])
+        for tier, some, positions in rows:
+            tier.residency.continue_prefix(some, [ranks[i] for i in positions])
+
+    def _affordable(self, rows: Sequence[TierRows], chunks: int, per_key: int) -> tuple[Sequence[TierRows], int]:
+        """Choose the last of some chunks whose use the share pays for in all tiers, and take it from the share.
+
+        Args:
+            rows: of the chunks, and perhaps of one behind them.
+            chunks: how many are to be counted; at least one is.
+            per_key: uses in one tier for the cost of one key operation.
+
+        Returns:
+            The rows of the chosen ones, and the position of the first.
+        """
+        uses, left = chunks + sum([len(some) for _, some, _ in rows]), self._share.left
+        self._share.take(cdiv(uses, per_key) + len(self._tiers.in_service) // TIERS_PER_KEY)
+        if uses <= left * per_key:  # usual
+            return rows, 0
+        at = Counter(chain.from_iterable(positions for _, _, positions in rows))
+        cut, paid = chunks - 1, 1 + at[chunks - 1]
+        while cut and paid + 1 + at[cut - 1] <= left * per_key:
+            cut -= 1
+            paid += 1 + at[cut]
+        cuts = [(tier, some, positions, bisect_left(positions, cut)) for tier, some, positions in rows]
+        return [(tier, some[i:], positions[i:]) for tier, some, positions, i in cuts if i < len(some)], cut
 
 
 def _ranks_by(by: _Continuation, first: int, count: int) -> list[int]:

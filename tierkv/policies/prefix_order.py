@@ -77,10 +77,11 @@ class PrefixOrder:
 
     def add(self, handles: Sequence[int], keys: Sequence[Key], ranks: Sequence[int] = ()) -> None:
         """Add chunks to the policy. ranks: one per chunk; empty: unknown."""
+        if self._aware is not None and handles:  # some at a time: the first rank of a large tier costs no more
+            self._lengthen(max(handles) + 1)
         if self._aware is None or not any(ranks):
             self._policy.add(handles, keys)
             return
-        self._lengthen(max(handles) + 1)
         for its_ranks, its_handles, its_keys in apart(ranks, handles, keys):
             if its_ranks[0]:
                 self._add_of_request(self._aware, its_ranks, its_handles, its_keys)

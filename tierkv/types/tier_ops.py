@@ -83,6 +83,10 @@ OK = Outcome(OutcomeKind.OK)
 ABSENT = Outcome(OutcomeKind.ABSENT)
 
 
+OP_KEYS = 16
+"""Key operations that the end of an operation costs, beside those of its keys: measured, as 70 to 90 microseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """Result of a :class:`TierOp`."""
@@ -98,8 +102,8 @@ class Completion:
 
     @property
     def num_keys(self) -> int:
-        """Number of its keys; at least 1."""
-        return len(self.outcomes) or 1
+        """Key operations that it counts as."""
+        return len(self.outcomes) + OP_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class TierHealth:
     """Whether the tier may be used."""
     reason: str = ""
     """Text of the cause, or empty."""
-    num_keys: ClassVar[int] = 1
+    num_keys: ClassVar[int] = OP_KEYS
     """Key operations that it counts as."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tierkv.dispatch.stats import Tally
 from tierkv.tiers.retry import NOT_TRIED, TIMED_OUT, OpResult
-from tierkv.types.tier_ops import Outcome, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import OP_KEYS, Outcome, OutcomeKind, TierOp, Verb
 
 _NOT_ASKED = Outcome(OutcomeKind.REFUSED, error=NOT_TRIED.error)
 
@@ -83,8 +83,8 @@ class Ticket:
 
     @property
     def num_keys(self) -> int:
-        """Number of its keys; at least 1."""
-        return len(self.op.keys) or 1
+        """Key operations that its end counts as; see :class:`~tierkv.types.tier_ops.Completion`."""
+        return len(self.op.keys) + OP_KEYS
 
     def claim(self) -> bool:
         """Whether the caller is the first to claim it. ``list.pop`` is atomic, so exactly one caller is."""

@@ -83,14 +83,6 @@ class TierIndex:
             place = self._directory.place_after(place)
         return best
 
-    def touch(self, keys: Sequence[Key]) -> int:
-        """Count a use of chunks in every tier that has them, in the order of ``keys``. Returns the number of uses."""
-        uses = 0
-        for tier, rows, _ in self.rows_of(keys):
-            tier.policy.touch(rows)
-            uses += len(rows)
-        return uses
-
     def rows_of(self, keys: Sequence[Key]) -> list[TierRows]:
         """Each tier that has any of ``keys``: rows of those that it has stored, and their positions in ``keys``."""
         if len(self._ranked) == 1:  # usual, and in few calls

@@ -139,10 +139,6 @@ class TierList:
                 answer = here
         return answer if known == NOWHERE else LookupResult.HIT
 
-    def touch(self, keys: Sequence[Key]) -> int:
-        """Count a use of chunks in every tier that has them, in the order of ``keys``. Returns the number of uses."""
-        return sum([index.touch(keys) for index in self._indexes])
-
     def rows_of(self, keys: Sequence[Key]) -> list[TierRows]:
         """Each tier with an index that has any of ``keys``: their rows there, and their positions in ``keys``."""
         return [one for index in self._indexes for one in index.rows_of(keys)]
