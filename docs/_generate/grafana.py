@@ -191,6 +191,12 @@ TIERS = Row(
                 _by_tier(_level("tier_queued_ops"), "waiting"),
             ),
         ),
+        Panel(
+            "Requests that wait to be read",
+            "For slots of the host tier, or for the first reads from a tier of unknown speed.",
+            "short",
+            (Query(f"sum by (reason) (tierkv_waiting_requests{OF})", "{{reason}}"),),
+        ),
     ),
 )
 WRITES = Row(

@@ -58,7 +58,8 @@ def test_a_gauge_is_reported_when_it_changes() -> None:
     """A speed that was not measured yet has no value, and is not zero."""
     watched = WatchedStack()
     deltas = Deltas(watched)
-    assert taken(deltas)["gauges"] == {}
+    none_waits = {"tierkv_waiting_requests": {"slots": 0.0, "first_reads": 0.0}}
+    assert taken(deltas)["gauges"] == {**none_waits, "tierkv_waiting_requests_age_seconds": {"": 0.0}}
     watched.tiers.measured["disk"] = {"latency_s": 0.01, "bytes_per_s": 2e9}
     watched.metrics.prefill_tokens_per_s = 1000.0
     assert taken(deltas)["gauges"] == {

@@ -12,6 +12,7 @@ from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.logs.stack_log import INTERVAL_S, StackLog
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.watched import WaitingRequests
 from tierkv.scheduler.lookup.read_ahead import CREDIT_CHUNKS, READS_PER_UNUSED
 from tierkv.stack.counter_watch import CounterWatch
 from tierkv.testing.faults import hang_until
@@ -83,6 +84,26 @@ def test_a_stack_logs_a_late_lookup(
             release.set()
     finally:
         release.set()
+
+
+def test_requests_that_wait_for_long_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """They are late, counted or failed nowhere: a line says how many wait, what for, and since when."""
+    clock, waits = ManualClock(), [WaitingRequests(2, 0, 4.9)]
+    watch = CounterWatch(CoreCounters(), StackLog(clock), lambda: waits[-1])
+    watch.look()
+    assert not caplog.records, "a queue is no news"
+    waits.append(WaitingRequests(0, 7, 5.0))
+    watch.look()
+    waits.append(WaitingRequests(0, 9, 8.0))
+    for _ in range(3):
+        clock.advance(1.0)
+        watch.look()
+    clock.advance(INTERVAL_S)
+    waits.append(WaitingRequests())
+    watch.look()
+    first, second = (record.getMessage().partition("event=")[2] for record in caplog.records)
+    assert first == "requests_wait slots=0 first_reads=7 age_s=5 suppressed=0"
+    assert second.startswith("requests_wait slots=0 first_reads=9 age_s=8")
 
 
 def test_a_look_takes_calls_for_counters_that_have_counted() -> None:

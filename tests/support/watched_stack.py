@@ -6,7 +6,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WAIT_BUCKETS
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.stack_stats import Series
-from tierkv.metrics.watched import TierCondition, TierContent, TierLoad
+from tierkv.metrics.watched import TierCondition, TierContent, TierLoad, WaitingRequests
 
 
 class WatchedTiers:
@@ -53,6 +53,11 @@ class WatchedMetrics:
         self.prefill_tokens_per_s: float | None = None
         self.reads = Histogram(WAIT_BUCKETS)
         self.more: list[Series] = []
+        self.wait = WaitingRequests()
+
+    def waiting(self) -> WaitingRequests:
+        """Return the requests that wait."""
+        return self.wait
 
     def series(self) -> list[Series]:
         """Return the reads of the disk, and what the test adds."""

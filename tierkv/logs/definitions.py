@@ -182,6 +182,13 @@ LOOKUP_LATE = _warning(
     "request",
     advice="The chunks are computed. Look for the slow tier in `tierkv_tier_read_seconds`.",
 )
+REQUESTS_WAIT = _state(
+    "requests_wait",
+    "requests wait for chunks that a tier has, and the oldest has got none for some seconds",
+    *("slots", "first_reads", "age_s"),
+    advice="`slots`: other requests hold or copy all that `host.reserved_share` allows. `first_reads`: a tier that was "
+    "just opened does not answer; see `tierkv_tier_late_ops`.",
+)
 READ_AHEAD_STOPPED = _warning(
     "read_ahead_stopped",
     "reading ahead has stopped: too many chunks were read for nothing; it continues after enough other reads",

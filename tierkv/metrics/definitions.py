@@ -185,13 +185,27 @@ TIER_LATE = Metric(
     "Operations in a call to the backend whose deadline has passed: a call that hangs stays here",
     ("tier",),
 )
+WAITING_REQUESTS = Metric(
+    "tierkv_waiting_requests",
+    "gauge",
+    "Requests with chunks in a tier that are not read yet: for want of host slots (`slots`), or because a tier of "
+    "unknown speed reads for others first (`first_reads`)",
+    ("reason",),
+)
+WAITING_AGE = Metric(
+    "tierkv_waiting_requests_age_seconds", "gauge", "Seconds for which the oldest of these requests has got no chunk"
+)
 GAUGES = (
     *(TIER_USABLE, TIER_WRITABLE, TIER_BREAKER),
     *(TIER_CHUNKS, TIER_HELD, TIER_ROOM, TIER_CAPACITY),
     *(TIER_WAITING, TIER_QUEUED, TIER_QUEUE_AGE, TIER_RUNNING, TIER_LATE),
+    *(WAITING_REQUESTS, WAITING_AGE),
     *(READ_LATENCY, READ_SPEED, PREFILL_SPEED),
 )
-"""State of the tiers, and speeds that decide whether loading is worthwhile. Each is exported once it is known."""
+"""State of the tiers, requests that wait for them, and speeds that decide whether loading is worthwhile.
+
+Each is exported once it is known.
+"""
 
 
 OF_EVERY_TIER = frozenset(

@@ -18,12 +18,14 @@ _CONTENT = (names.TIER_CHUNKS, names.TIER_HELD, names.TIER_CAPACITY, names.TIER_
 
 
 def gauges(stack: Watched) -> list[Gauge]:
-    """Health, load and content of each tier, and the speeds that are known."""
-    tiers, prefill_speed = stack.tiers, stack.metrics.prefill_tokens_per_s
+    """Health, load and content of each tier, requests that wait, and the speeds that are known."""
+    tiers, prefill_speed, waiting = stack.tiers, stack.metrics.prefill_tokens_per_s, stack.metrics.waiting()
     speeds = tiers.speeds()
     found = [*_columns(_HEALTH, tiers.health()), *_columns(_LOAD, tiers.load()), *_columns(_CONTENT, tiers.content())]
     found += [
         (names.TIER_ROOM, {tier: float(room_bytes) for tier, room_bytes in tiers.room().items()}),
+        (names.WAITING_REQUESTS, {"slots": float(waiting.slots), "first_reads": float(waiting.first_reads)}),
+        (names.WAITING_AGE, {"": waiting.age_s}),
         (names.READ_LATENCY, {tier: of["latency_s"] for tier, of in speeds.items() if "latency_s" in of}),
         (names.READ_SPEED, {tier: of["bytes_per_s"] for tier, of in speeds.items() if "bytes_per_s" in of}),
         (names.PREFILL_SPEED, {} if prefill_speed is None else {"": prefill_speed}),

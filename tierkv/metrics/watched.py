@@ -46,6 +46,17 @@ class TierContent(NamedTuple):
     """Chunks of the host tier that wait to be written to it; None for the host tier."""
 
 
+class WaitingRequests(NamedTuple):
+    """Requests with chunks in a tier that are not read yet, at one moment."""
+
+    slots: int = 0
+    """Requests that wait for slots of the host tier."""
+    first_reads: int = 0
+    """Requests that wait for the first reads from a tier of unknown speed, or behind one that does."""
+    age_s: float = 0.0
+    """Seconds for which the oldest of them has got no chunk."""
+
+
 class WatchedTiers(Protocol):
     """The part of ``stack.tiers`` that exporters read."""
 
@@ -77,6 +88,9 @@ class WatchedMetrics(Protocol):
     @property
     def prefill_tokens_per_s(self) -> float | None:
         """The engine's prefill rate; None: not known yet."""
+
+    def waiting(self) -> WaitingRequests:
+        """Return the requests that wait to be read."""
 
     def series(self) -> Iterable[Series]:
         """Return all histograms."""

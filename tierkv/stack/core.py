@@ -81,7 +81,7 @@ class StackCore:
         )  # fmt: skip
         """Steps that leave the tiers alone."""
         self._closed_with: bool | None = None  # the answer of the first close
-        self.watch = CounterWatch(wiring.counters, wiring.log)
+        self.watch = CounterWatch(wiring.counters, wiring.log, wiring.manager.passages.waiting)
         """Log lines about the counters."""
         self._look_s = clock()  # of the next look at the counters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +12,7 @@ from tierkv.logs.definitions import (
     LOOKUP_LATE,
     POLICY_FAILED,
     READ_AHEAD_STOPPED,
+    REQUESTS_WAIT,
     STACK_CLOSED,
     STACK_CLOSED_WITH_LOSS,
     TIER_EVICTS,
@@ -20,10 +21,14 @@ from tierkv.logs.definitions import (
 )
 from tierkv.logs.stack_log import StackLog
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.watched import WaitingRequests
 from tierkv.scheduler.lookup.read_ahead import READS_PER_UNUSED, read_ahead_credit
 
 INTERVAL_S = 1.0
 """Seconds between two looks at the counters."""
+
+LONG_WAIT_S = 5.0
+"""Seconds without a chunk after which requests that wait to be read are reported."""
 
 WATCHED: dict[str, tuple[LogEvent, str]] = {
     "evictions": (TIER_EVICTS, "chunks"),
@@ -47,11 +52,15 @@ class CounterWatch:
     Args:
         counters: of scheduler and manager.
         log: log of the stack.
+        waiting: counts the requests that wait to be read.
     """
 
-    def __init__(self, counters: CoreCounters, log: StackLog) -> None:
+    def __init__(
+        self, counters: CoreCounters, log: StackLog, waiting: Callable[[], WaitingRequests] = WaitingRequests
+    ) -> None:
         self._counters = counters
         self._log = log
+        self._waiting = waiting
         self._seen: dict[tuple[str, str], int] = {}
         self._reads_ahead = True
 
@@ -68,6 +77,8 @@ class CounterWatch:
                     fields[unit] = grown
                     self._log.report(event, kind=name, **fields)
         self._look_at_read_ahead()
+        if (waiting := self._waiting()).age_s >= LONG_WAIT_S:
+            self._log.report(REQUESTS_WAIT, **waiting._asdict())
         self._log.report_suppressed()
 
     def _look_at_read_ahead(self) -> None:

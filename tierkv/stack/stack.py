@@ -85,9 +85,7 @@ class Stack:
         self.geometry = wiring.geometry
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
         self.events = core.events
-        self.metrics = StackMetrics(
-            wiring.counters, stats, wiring.dispatcher, wiring.changes, lambda: scheduler.prefill_tokens_per_s
-        )
+        self.metrics = StackMetrics(wiring, stats, lambda: scheduler.prefill_tokens_per_s)
         self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
         self._core = core
         self._scheduler = scheduler

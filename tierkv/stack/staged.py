@@ -100,7 +100,7 @@ class StagedStack:
         self.geometry = wiring.geometry
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
         self.events = core.events
-        self.metrics = StackMetrics(wiring.counters, StackStats(), wiring.dispatcher, wiring.changes, lambda: None)
+        self.metrics = StackMetrics(wiring, StackStats(), lambda: None)
         self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
         self._core = core
         self._manager = wiring.manager

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
 from tierkv.manager.moves.tier_io import UNMEASURED_CHUNKS_MAX
+from tierkv.metrics.watched import WaitingRequests
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.lookup import load_or_recompute
 from tierkv.scheduler.lookup.load_cost import PendingRead, best_load_tokens
@@ -225,6 +226,29 @@ def test_those_behind_the_first_reads_of_a_tier_cost_nothing_until_it_answers() 
     for request in requests:
         core.ask(request)
     assert core.manager.take_ops(), "an answer of the tier starts the next reads"
+
+
+def test_requests_that_wait_to_be_read_are_counted() -> None:
+    """Neither a counter nor a read says that they wait: how many, what for, and since when."""
+    core = make_core(slots=120, tiers=(disk(),), limits=SchedulerLimits(lookup_deadline_s=100.0))
+    requests, waiting = burst(core, 4, 200), core.manager.passages.waiting
+    assert waiting() == WaitingRequests()
+    for request in requests:
+        core.ask(request)
+    ops = core.manager.take_ops()
+    core.begin(7.0)
+    for request in requests:
+        core.ask(request)
+    assert waiting() == WaitingRequests(first_reads=3, age_s=7.0), "one is read, three are behind it"
+    for op in ops:
+        core.finish(op, elapsed_s=FAST_S)
+    core.begin(8.0)
+    assert waiting() == WaitingRequests(slots=2), "for two there is room"
+    core.begin(18.0)
+    assert waiting() == WaitingRequests(slots=2, age_s=10.0)
+    for request in requests:
+        core.scheduler.request_finished(request, [[]])
+    assert waiting() == WaitingRequests()
 
 
 def test_a_burst_goes_on_with_a_tier_that_turns_out_to_be_fast() -> None:

@@ -16,11 +16,12 @@ from tierkv.manager.passages.checks import check_account, check_passage
 from tierkv.manager.passages.grants import SlotGrants
 from tierkv.manager.passages.passage import Passage
 from tierkv.manager.passages.pins import Pins
-from tierkv.manager.passages.queue import PassageQueue
+from tierkv.manager.passages.queue import PassageQueue, waiting_in
 from tierkv.manager.passages.releases import SlotReleases
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
 from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
+from tierkv.metrics.watched import WaitingRequests
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
@@ -129,6 +130,10 @@ class Passages:
         """Whether a chunk is readable in the host tier."""
         return bool(self._host.slots.is_readable(key))
 
+    def waiting(self) -> WaitingRequests:
+        """Requests that wait for slots or first reads. O(1). Any thread."""
+        return waiting_in(self._held_queue, self._copied_queue, self._step.now)
+
     def take_reading_s(self, owner: str) -> float:
         """Seconds since the previous call in which chunks for the owner were being read."""
         passage = self._by_owner.get(owner)
@@ -136,13 +141,9 @@ class Passages:
 
     def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
         """Snapshots of the owner's granted chunks, each with its source tier."""
-        passage = self._by_owner.get(owner)
+        passage, table = self._by_owner.get(owner), self._host.slots
         pairs = {} if passage is None else passage.granted()
-        chunks = {
-            key: (self._host.slots.owner(ref), origin)
-            for key, (slot, origin) in pairs.items()
-            for ref in self._host.slots.refs([slot])
-        }
+        chunks = {key: (table.owner(table.refs([slot])[0]), origin) for key, (slot, origin) in pairs.items()}
         return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
 
     def count_sources(self, owner: str) -> Counter[str]:

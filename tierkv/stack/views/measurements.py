@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
-from tierkv.stack.tier_lifecycle import TierChanges
+from tierkv.metrics.watched import WaitingRequests
 from tierkv.stack.views.tiers import latest_by_name
+from tierkv.stack.wiring import StackWiring
 
 
 class StackMetrics:
@@ -17,27 +17,19 @@ class StackMetrics:
     counters: CoreCounters
     """Counters of scheduler and manager. Any thread may read them."""
 
-    def __init__(
-        self,
-        counters: CoreCounters,
-        stats: StackStats,
-        dispatcher: Dispatcher,
-        changes: TierChanges,
-        prefill_rate: Callable[[], float | None],
-    ) -> None:
+    def __init__(self, wiring: StackWiring, stats: StackStats, prefill_rate: Callable[[], float | None]) -> None:
         """Wire the metrics of a stack.
 
         Args:
-            counters: of scheduler and manager.
+            wiring: what it measures.
             stats: delays and transfers as the stack observes them.
-            dispatcher: counts and measures per tier.
-            changes: names of the tiers by number.
             prefill_rate: the engine's prefill rate in tokens per second, or None.
         """
-        self.counters = counters
+        self.counters = wiring.counters
         self._stats = stats
-        self._dispatcher = dispatcher
-        self._changes = changes
+        self._dispatcher = wiring.dispatcher
+        self._changes = wiring.changes
+        self._passages = wiring.manager.passages
         self._prefill_rate = prefill_rate
 
     @property
@@ -47,6 +39,10 @@ class StackMetrics:
         Always None in a stack of an engine that schedules itself: it reports no computed tokens.
         """
         return self._prefill_rate()
+
+    def waiting(self) -> WaitingRequests:
+        """Requests with chunks in a tier that are not read yet, by reason, and the age of the oldest. Any thread."""
+        return self._passages.waiting()
 
     def series(self) -> list[Series]:
         """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
