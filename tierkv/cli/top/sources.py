@@ -16,6 +16,7 @@ from typing import Protocol
 from prometheus_client.parser import text_string_to_metric_families
 
 from tierkv.errors import ConfigError
+from tierkv.metrics.definitions import GAUGES, HISTOGRAMS, counters
 from tierkv.metrics.deltas import Delta, empty_delta, merge
 from tierkv.recording.entries import Entry, opened_at_s
 from tierkv.recording.reading import entries_so_far, files_of
@@ -26,7 +27,7 @@ Values = Mapping[str, Mapping[str, float]]
 ANSWER_BYTES_MAX = 64 * 2**20
 TIMEOUT_S = 5.0
 _PREFIX = "tierkv_"
-_OWN = ("tier", "transfer_type")
+_OWN = tuple({label: None for metric in (*counters(), *GAUGES, *HISTOGRAMS) for label in metric.labels})
 
 
 @dataclass(frozen=True, slots=True)
