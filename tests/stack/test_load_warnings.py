@@ -91,7 +91,7 @@ def test_requests_that_wait_for_long_are_logged_once_a_minute(caplog: pytest.Log
     clock, waits = ManualClock(), [WaitingRequests(2, 0, 4.9)]
     watch = CounterWatch(CoreCounters(), StackLog(clock), lambda: waits[-1])
     watch.look()
-    assert not caplog.records, "a queue is no news"
+    assert not caplog.records, "a queue alone is no reason for a line"
     waits.append(WaitingRequests(0, 7, 5.0))
     watch.look()
     waits.append(WaitingRequests(0, 9, 8.0))
