@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from calls import calls_of
-from core_parts import BedRequest, Core, disk, make_core, objects
+from core_parts import BedRequest, Core, TierSpec, disk, make_core, objects
 
 from tierkv.manager.step_budget import StepBudget
 from tierkv.scheduler.lookup.open_lookup import OpenLookup
@@ -84,3 +84,23 @@ def test_a_search_knows_that_it_continues_one_of_an_earlier_step() -> None:
     lookup.seen = {}
     lookup.begin_search(3)
     assert lookup.is_settled(lookup.searched_version)
+
+
+@pytest.mark.parametrize("tier", [disk(), objects()])
+@pytest.mark.parametrize("step_keys", [2, 6, 64])
+def test_a_search_looks_for_a_chunk_however_little_is_left(tier: TierSpec, step_keys: int) -> None:
+    """What a search costs beside its chunks used up a small budget: it began in each step, and found nothing."""
+    core = make_core(tiers=[tier], step_keys=step_keys)
+    request = core.arrive(4 * 16 + 1)
+    keys = core.truth.keys(request)
+    if tier.capabilities.authoritative_index:
+        core.keep_below(keys)
+    answers: list[int | None] = []
+    while None in answers[-1:] or not answers:
+        core.begin()
+        core.manager.budget.common = 0  # others were first
+        answers.append(core.ask(request))
+        for op in core.manager.take_ops():
+            core.finish(op)
+        assert len(answers) < 200
+    assert answers[-1] == 4 * 16

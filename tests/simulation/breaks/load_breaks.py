@@ -205,7 +205,7 @@ def skipped_writes_count_as_written(patch: Patch) -> None:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-@breaks("windows", ONCE, first=40)
+@breaks("windows", ONCE, first=440)
 def time_stands_still_between_steps(patch: Patch) -> None:
     """Operations that begin after a long forward pass have the deadline of its beginning."""
     patch.setattr(StackCore, "update_time", lambda self: None)

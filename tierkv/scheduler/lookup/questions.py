@@ -74,6 +74,7 @@ class Questions:
         self._allowed = ctx.hints.load_tiers
         self._seen = lookup.seen.setdefault(self._allowed, {})
         self._repeated = 0  # questions that were asked before
+        self._has_looked = False  # the first look is free: the search itself may have used up a small share
 
     def presence(self, key: Key) -> LookupResult | None:
         """Presence of one chunk; None if the step's budget is used up.
@@ -86,9 +87,11 @@ class Questions:
         lookup, manager = self._lookup, self._manager
         if key in lookup.known:
             self._repeated += 1
-        if (key not in lookup.known or not self._repeated % REPEATS_PER_KEY) and not self._share.take(1):
+        costs = key not in lookup.known or not self._repeated % REPEATS_PER_KEY
+        if costs and not self._share.take(1) and self._has_looked:
             lookup.paused = True
             return None
+        self._has_looked = True
         below = manager.found_below
         answer = manager.lookup(key, self._ctx)
         lookup.found_below = lookup.found_below or manager.found_below != below
