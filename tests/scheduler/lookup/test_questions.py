@@ -89,7 +89,7 @@ def test_a_search_knows_that_it_continues_one_of_an_earlier_step() -> None:
 @pytest.mark.parametrize("tier", [disk(), objects()])
 @pytest.mark.parametrize("step_keys", [2, 6, 64])
 def test_a_search_looks_for_a_chunk_however_little_is_left(tier: TierSpec, step_keys: int) -> None:
-    """What a search costs beside its chunks used up a small budget: it began in each step, and found nothing."""
+    """The fixed cost of a search used up a small budget: it began in each step, and found nothing."""
     core = make_core(tiers=[tier], step_keys=step_keys)
     request = core.arrive(4 * 16 + 1)
     keys = core.truth.keys(request)
