@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from rich import progress as bars
 from rich.console import Console
@@ -23,6 +27,7 @@ examples:
   python -m nox -s simulate -- --seeds 2000 --first 1000 --scenario storm
   python -m nox -s simulate -- --seeds 5000           a million steps, for a night
   python -m nox -s simulate -- --seeds 50 --json > outcomes.json
+  python -m nox -s simulate -- --jobs 1       leaves the other processors alone
 
 scenarios:
 """
@@ -41,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=None, metavar="S", help="the first seed (0)")
     parser.add_argument("--steps", type=_positive, default=STEPS, metavar="N", help=f"steps of trouble ({STEPS})")
     parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="what to stress; left out, each seed chooses")
+    parser.add_argument("--jobs", type=_positive, default=_processors(), metavar="N", help="processes (all processors)")
     parser.add_argument("--json", action="store_true", help="one JSON object with every outcome, on stdout")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     return parser
@@ -53,6 +59,10 @@ def _positive(text: str) -> int:
     return value
 
 
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program. Returns 0 if all seeds passed, otherwise 1."""
     options = _parser().parse_args(arguments)
@@ -63,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = None if errors.is_terminal else Progress(count, _write_line)
     with _bar(errors, quiet=lines is not None or options.json or count == 1) as bar:
         task = bar.add_task("simulating", total=count)
-        for seed in range(first, first + count):
-            outcome = simulate(seed, steps=options.steps, scenario=options.scenario)
+        play = partial(simulate, steps=options.steps, scenario=options.scenario)
+        for outcome in _outcomes(play, range(first, first + count), min(options.jobs, count)):
             outcomes.append(outcome)
             bar.advance(task)
             if lines is not None:
@@ -81,6 +91,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         sys.stdout.write(summary(outcomes) + "\n")
     return 1 if failed else 0
+
+
+def _outcomes(play: Callable[[int], Outcome], seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+    """Yield the outcomes in the order of the seeds. A seed decides everything, wherever it is played.
+
+    Raises:
+        BrokenProcessPool: a process died.
+    """
+    if jobs == 1:
+        yield from map(play, seeds)
+        return
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    try:
+        yield from pool.map(play, seeds)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _write_line(line: str) -> None:

@@ -74,7 +74,7 @@ def test_runs_reach_what_they_are_about() -> None:
 def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A report names the seed, the step, the promise, the notes before it, and the command that reproduces it."""
     monkeypatch.setattr("simulation.checks.checks.Checks._check_bounds", _broken)
-    assert main(["--seeds", "2", "--first", "7", "--fail-fast"]) == 1
+    assert main(["--seeds", "2", "--first", "7", "--fail-fast", "--jobs", "1"]) == 1
     said = capsys.readouterr()
     assert "seed 7 broke at step 1: made up" in said.err
     assert "open process 0" in said.err
@@ -96,6 +96,16 @@ def test_good_news_are_short(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert "1 seeds, 0 failed" in said.out
     assert not said.err
+
+
+def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds are played on all processors, and reported in their order, as if they were played one after the other."""
+    said = []
+    for jobs in ("1", "2"):
+        assert main(["--seeds", "3", "--steps", "20", "--jobs", jobs, "--json"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert [outcome["seed"] for outcome in json.loads(said[0])["outcomes"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--scenario", "sunny"], ["--steps", "-1"]])
