@@ -239,10 +239,12 @@ def test_a_step_takes_few_small_operations(bench: Bench) -> None:
     with dispatching(bench) as dispatch:
         dispatch.dispatcher.close(PATIENCE_S)
         ops = [dispatch.submit(Verb.WRITE, range(8), range(8)) for _ in range(57)]
-        taken = [len(dispatch.drain(512))]
+        taken, is_behind = [len(dispatch.drain(512))], [dispatch.dispatcher.is_behind]
         while taken[-1]:
             taken.append(len(dispatch.drain(512)))
+            is_behind.append(dispatch.dispatcher.is_behind)
         assert taken == [21, 21, 15, 0]
+        assert is_behind == [True, True, False, False], "no tier is late while its completions wait"
         assert [report.op_id for report in dispatch.reports] == ops  # type: ignore[union-attr]  # none is passed over
 
 

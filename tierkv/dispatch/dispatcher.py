@@ -71,8 +71,7 @@ class Dispatcher:
         self._done: deque[Ticket] = deque()
         self._outbox: deque[TierReport] = deque()
         self._deadlines = Deadlines()
-        self._in_flight = 0
-        self._trials = 0
+        self._in_flight = self._trials = 0
         self._trial_keys = trial_keys()
         self._is_closing = False
         self._abandoned: int | None = None
@@ -124,8 +123,7 @@ class Dispatcher:
         for state in detached:
             self._detaching.remove(state)
             self._record_close_error(state)
-            for by_index in (self._tier_states, self.stats.tiers):
-                del by_index[state.index]
+            del self._tier_states[state.index], self.stats.tiers[state.index]
         return [state.index for state in detached]
 
     def submit(self, op: TierOp) -> None:
@@ -168,6 +166,11 @@ class Dispatcher:
     def has_reports(self) -> bool:
         """Whether a ``drain`` left reports for the next one, or a tier is not listed."""
         return bool(self._outbox or self._unlisted)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the latest ``drain`` left operations that have ended."""
+        return bool(self._outbox or self._done)
 
     def pending(self) -> int:
         """Number of operations whose I/O has not ended, as of the last ``drain``. Trials are not counted."""
@@ -243,8 +246,7 @@ class Dispatcher:
         concurrency = limits.concurrency(tier.capabilities.preferred_concurrency)
         if not tier.is_async:
             return ThreadLane(tier, concurrency, limits.queue_ops_max, self._done, self._spawn)
-        if self._loop is None:
-            self._loop = start_loop(self._spawn)
+        self._loop = self._loop or start_loop(self._spawn)
         return AsyncLane(tier, concurrency, limits.queue_ops_max, self._done, self._loop[0])
 
     def _record_close_error(self, state: TierState) -> None:
@@ -271,9 +273,8 @@ class Dispatcher:
             ticket = self._done.popleft()
             keys_max -= ticket.num_keys
             state = self._tier_states[ticket.op.tier]
-            result = ticket.result
-            if result is None:  # lanes set it before they hand a ticket back
-                result = ticket.failed("the lane lost the result")
+            # Lanes set it before they hand a ticket back.
+            result = ticket.result or ticket.failed("the lane lost the result")
             if ticket.is_trial:
                 self._end(state, ticket)
                 if not ticket.deadline_reported:

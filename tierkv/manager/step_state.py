@@ -18,6 +18,7 @@ class StepState:
         "answered_s",
         "budget",
         "delivered_s",
+        "is_behind",
         "now",
         "probed_s",
         "speed_changes",
@@ -36,6 +37,8 @@ class StepState:
         """Time of the latest chunk that was read, by the name of its tier."""
         self.probed_s = float("-inf")
         """Time of the latest answer of a shared tier about its chunks."""
+        self.is_behind = False
+        """Whether operations have ended that this step had no budget to apply: then no tier is late."""
         self.stored_s = float("-inf")
         """Time when a store of the engine last began. Until it ends, its slots are kept from others by no tier."""
         self.version = 0

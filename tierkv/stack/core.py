@@ -105,6 +105,7 @@ class StackCore:
             if self._is_recorded:
                 self._journal.completion(completion)
             manager.on_completion(completion)
+        manager.step.is_behind = self._dispatcher.is_behind
         self.wiring.changes.apply()
         if now_s >= self._look_s:
             self._look_s = now_s + INTERVAL_S

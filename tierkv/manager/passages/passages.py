@@ -99,7 +99,7 @@ class Passages:
         A queue that moves is no delay of a tier. Neither is an engine that is silent or full, or copies slowly.
         """
         passage = self._by_owner.get(owner)
-        if passage is None or passage.ready or self._step.now - passage.moved_s < deadline_s:
+        if passage is None or passage.ready or self._step.is_behind or self._step.now - passage.moved_s < deadline_s:
             return False
         head = self._queue(passage).head
         blocker = passage if passage.outstanding or head is None or head.order > passage.order else head

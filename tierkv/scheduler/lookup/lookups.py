@@ -182,7 +182,7 @@ class Lookups:
                 return True
             lookup.late_s, lookup.since_s = None, self.now_s
         if record.state is RequestState.ASKING:
-            asked_s = lookup.asked_tier_s
+            asked_s = None if manager.step.is_behind else lookup.asked_tier_s
             return asked_s is not None and manager.step.probed_s < asked_s and self.now_s - asked_s >= self._deadline_s
         if record.state is not RequestState.GATHERING:
             return False

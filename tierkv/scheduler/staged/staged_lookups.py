@@ -267,7 +267,7 @@ class StagedLookups:
         if request.deferred_since_s is None:
             return False
         if request.asked_tier_s is not None:
-            is_silent = manager.step.probed_s < request.asked_tier_s
+            is_silent = not manager.step.is_behind and manager.step.probed_s < request.asked_tier_s
             return is_silent and self._now_s - request.asked_tier_s >= self._deadline_s
         return manager.passages.is_late(request.ctx.request_id, self._deadline_s)
 
