@@ -60,3 +60,20 @@ def test_the_kit_finds_a_policy_that_loses_heads(broken: type[LruPolicy]) -> Non
 
     with pytest.raises(AssertionError):
         Suite().test_a_prompt_that_cannot_fit_keeps_its_head(TierOfPolicy(broken(ROOM)))
+
+
+class FindsNone(LruPolicy):
+    """Has no victim, ever."""
+
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
+        return []
+
+
+def test_a_policy_that_finds_none_is_told_what_to_return() -> None:
+    """``assert 0 == 13`` says nothing to an author."""
+
+    class Suite(PolicyConformance):
+        plugin: ClassVar[PolicyPlugin] = PolicyPlugin(name="broken", summary="Broken.", open=FindsNone)
+
+    with pytest.raises(AssertionError, match="evict found fewer victims than are unpinned: return exactly `count`"):
+        Suite().test_a_full_tier_always_finds_a_victim(TierOfPolicy(FindsNone(ROOM)))

@@ -29,6 +29,14 @@ class ServesThree(PlainFiles):
         return [*super().write(requests[:3]), *([None] * len(requests[3:]))]
 
 
+@noticed_by("test_scan_yields_keys_as_they_were_given")
+class LosesTheThird(PlainFiles):
+    """Acknowledges a write that it has not made."""
+
+    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        return [*super().write([*requests[:2], *requests[3:]]), *([None] * len(requests[2:3]))]
+
+
 @noticed_by("test_frames_of_many_lengths_in_one_batch")
 class OneLengthPerBatch(PlainFiles):
     """Looks at the first result alone."""

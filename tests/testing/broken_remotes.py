@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -58,3 +59,12 @@ class OpensWithAForeignError(PlainremoteBackend):
             super().__init__(context, options)
         except TierKVError as error:
             raise RuntimeError("connection refused") from error
+
+
+@noticed_by("test_no_server_is_an_error_at_open")
+class OpensUnasked(PlainremoteBackend):
+    """Connects with its first call: the tier is in service before its server is."""
+
+    def __init__(self, context: BackendContext, options: Any) -> None:
+        with suppress(TierKVError):
+            super().__init__(context, options)

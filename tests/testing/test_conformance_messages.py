@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_conformance_notices import SUITE
+from test_conformance_notices import REMOTE, SUITE
 
 pytest_plugins = ["pytester"]
 
@@ -15,6 +15,7 @@ pytest_plugins = ["pytester"]
         ("OddAlignment", "test_empty_batches", "alignment = 1000 is no power of two"),
         ("CountsKeys", "test_contains_answers_true_or_false", "contains answered 1 (int): return True or False"),
         ("CountsKeys", "test_absent_is_none", "contains answered 0: return True or False"),
+        ("LosesTheThird", "test_scan_yields_keys_as_they_were_given", "write said that it stored"),
         ("ListsItsOwnNames", "test_scan_yields_keys_as_they_were_given", "begins with b'frame:'"),
     ],
 )
@@ -23,6 +24,13 @@ def test_a_mistake_is_explained(pytester: pytest.Pytester, mistake: str, test: s
     file = pytester.makepyfile(SUITE.format(plugin=f"BROKEN[{mistake!r}][1]"))
     output = pytester.runpytest_inprocess(f"{file}::TestBroken::{test}").stdout.str()
     assert words in " ".join(output.replace("\nE  ", " ").split()), output
+
+
+def test_an_open_that_asks_no_server_is_explained(pytester: pytest.Pytester) -> None:
+    """An async client connects with its first call; the tier must know at its opening."""
+    file = pytester.makepyfile(REMOTE.format(name="OpensUnasked-no_server_is_an_error_at_open"))
+    output = pytester.runpytest_inprocess(f"{file}::TestBroken::test_no_server_is_an_error_at_open").stdout.str()
+    assert "open succeeded without a server: contact it in open" in " ".join(output.replace("\nE  ", " ").split())
 
 
 def test_a_missing_entry_point_is_explained(pytester: pytest.Pytester) -> None:

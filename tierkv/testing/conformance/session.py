@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from tierkv.abc import (
     AsyncBackend,
@@ -28,6 +30,8 @@ from tierkv.types.keys import Key
 
 CALL_TIMEOUT_S = 120.0
 T = TypeVar("T")
+Outcome: TypeAlias = tuple[object, BaseException | None]
+"""Result of a call, or what it raised."""
 
 
 def is_async(backend: Backend | AsyncBackend) -> bool:
@@ -62,7 +66,7 @@ class Session:
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Ask for existence; checks one bool per key."""
-        answers = list(self._run(self.backend.contains(keys)))
+        answers = list(self._call(self.backend.contains, keys))
         assert len(answers) == len(keys), f"contains: {len(answers)} results for {len(keys)} keys"
         for answer in answers:
             assert isinstance(answer, bool), f"contains answered {answer!r}: return True or False, or raise the error"
@@ -70,7 +74,7 @@ class Session:
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
         """Read; checks one int, None or TierKVError per key."""
-        results = list(self._run(self.backend.read_into(requests)))
+        results = list(self._call(self.backend.read_into, requests))
         assert len(results) == len(requests), f"read_into: {len(results)} results for {len(requests)} requests"
         for result in results:
             assert result is None or isinstance(result, int | TierKVError), f"read_into: unexpected result {result!r}"
@@ -79,11 +83,11 @@ class Session:
 
     def write_requests(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Write; checks None or TierKVError per key."""
-        return self._check_write_results("write", self._run(self.backend.write(requests)), len(requests))
+        return self._check_write_results("write", self._call(self.backend.write, requests), len(requests))
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Delete; checks None or TierKVError per key."""
-        return self._check_write_results("delete", self._run(self.backend.delete(keys)), len(keys))
+        return self._check_write_results("delete", self._call(self.backend.delete, keys), len(keys))
 
     def scan(self) -> dict[Key, int]:
         """List everything stored, as key -> frame_bytes; checks that no key is listed twice."""
@@ -110,11 +114,11 @@ class Session:
 
     def backend_call(self, verb: str, batch: Sequence[Any]) -> Sequence[Any]:
         """Call a verb and return its result unchecked."""
-        return cast("Sequence[Any]", self._run(getattr(self.backend, verb)(batch)))
+        return cast("Sequence[Any]", self._call(getattr(self.backend, verb), batch))
 
     def close_backend(self) -> None:
         """Close the backend only, at every call; for the test of a second close."""
-        self._run(self.backend.close())
+        self._call(self.backend.close)
 
     # Shorthands on bytes.
 
@@ -181,11 +185,26 @@ class Session:
         assert self._loop is not None, "a blocking backend has no loop"
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
-    def _run(self, answer: T | Coroutine[Any, Any, T]) -> T:
+    def _call(self, method: Callable[..., T | Coroutine[Any, Any, T]], *arguments: object) -> T:
+        """Call a verb off this thread: one that never returns, or ends its thread, fails the test with a sentence."""
+        call, verb = partial(method, *arguments), getattr(method, "__name__", "a call")
         if self._loop is None:
-            return cast("T", answer)
-        coroutine = cast("Coroutine[Any, Any, T]", answer)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+            outcome = _outcome_on_thread(call, f"conformance-{verb}")
+        else:
+            ended = asyncio.run_coroutine_threadsafe(_outcome_of(call), self._loop)
+            outcome = ended.result() if wait([ended], CALL_TIMEOUT_S).done else None
+            ended.cancel()
+        assert outcome is not None, (
+            f"{verb} has not returned after {CALL_TIMEOUT_S:g} s: bound each wait of a call, also for a lock, and end "
+            "it with DeadlineExceededError; a tier has few threads, and a call that hangs keeps one"
+        )
+        result, error = outcome
+        if error is None:
+            return cast("T", result)
+        assert isinstance(error, Exception), (
+            f"{verb} raised {error!r}, which is no Exception: raise a BackendError, or return one for a key"
+        )
+        raise error
 
     @staticmethod
     def _check_write_results(verb: str, answer: Sequence[WriteResult], count: int) -> list[WriteResult]:
@@ -194,3 +213,27 @@ class Session:
         for result in results:
             assert result is None or isinstance(result, TierKVError), f"{verb}: unexpected result {result!r}"
         return results
+
+
+def _outcome_on_thread(call: Callable[[], object], name: str) -> Outcome | None:
+    """Result or error of a blocking call. None: it has not returned in time, and keeps its thread."""
+    outcomes: list[Outcome] = []
+
+    def run() -> None:
+        try:
+            outcomes.append((call(), None))
+        except BaseException as error:  # noqa: BLE001  it is raised again, or explained, by the caller
+            outcomes.append((None, error))
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(CALL_TIMEOUT_S)
+    return outcomes[0] if outcomes else None
+
+
+async def _outcome_of(call: Callable[[], Any]) -> Outcome:
+    """Result or error of an async verb, as a value: one that is no Exception would end the loop."""
+    try:
+        return await call(), None
+    except BaseException as error:  # noqa: BLE001  likewise
+        return None, error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tierkv.abc import Backend, BackendPlugin, SupportsScan
@@ -74,7 +74,7 @@ class DeclarationTests(KitBase):
         assert set(found) == set(keys), f"scan: {_difference(found, keys)}"
 
 
-def _difference(found: Iterable[object], keys: Iterable[Key]) -> str:
+def _difference(found: Collection[object], keys: Sequence[Key]) -> str:
     """Explain how listed keys differ from stored ones."""
     for listed in found:
         if not isinstance(listed, bytes):
@@ -84,4 +84,7 @@ def _difference(found: Iterable[object], keys: Iterable[Key]) -> str:
             if is_there and listed != key:
                 what = f"begins with {before!r}" if before else f"ends with {listed.removeprefix(key)!r}"
                 return f"a listed key {what}: yield the key as it was given to write, without the store's own prefix"
+    if set(found) < set(keys):
+        lost = ", ".join(key.hex() for key in keys if key not in found)
+        return f"write said that it stored {lost}, which is not listed: return an error for a key that is not stored"
     return "other keys are listed than were stored: yield each whole key as it was given to write, and nothing else"
