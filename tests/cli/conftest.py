@@ -53,6 +53,10 @@ def tierkv_backends():
             for name, check in checks.items()]
 
 @hookimpl
+def tierkv_observe(events):
+    """Count nothing."""
+
+@hookimpl
 def tierkv_commands():
     @click.command()
     @click.argument("name")

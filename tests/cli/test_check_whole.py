@@ -33,6 +33,21 @@ def disk(name: str, path: Path, capacity: str = "1GiB") -> dict[str, Any]:
     return {"backend": "disk", "name": name, "path": str(path), "capacity": capacity, "min_free_bytes": 0}
 
 
+def test_a_missing_folder_of_the_stacks_own_files_is_found(tierkv: Run, tmp_path: Path) -> None:
+    """The stack would not open: the engine has loaded its weights by then."""
+    file = tmp_path / "files.json"
+    for folder, ok in (("gone", False), (".", True)):
+        record, tokens = str(tmp_path / folder / "run.jsonl"), str(tmp_path / folder / "tokens.db")
+        described = {"self_describing": True, "tokens_path": tokens}
+        file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "record": {"path": record}, "events": described}))
+        said = tierkv("check", file, "--json")
+        found = [found for found in json.loads(said.stdout)["findings"] if found["tier"] == "stack"]
+        assert [(each["subject"], each["ok"]) for each in found] == [("record.path", ok), ("events.tokens_path", ok)]
+        assert ok or all(each["fix"].startswith(f"mkdir {tmp_path / folder}") for each in found)
+        assert said.exit_code == int(not ok)
+    assert not (tmp_path / "run.jsonl").exists()
+
+
 def test_a_host_tier_larger_than_memory_is_found(tierkv: Run, tmp_path: Path) -> None:
     """It is allocated at start: the engine would be killed, perhaps after an hour of loading weights."""
     (found,) = findings(tierkv, tmp_path, host="1PiB")

@@ -36,6 +36,9 @@ def test_the_table_tells_name_origin_and_abilities(tierkv: Run) -> None:
     )
     assert any("policy" in line and " lru " in line for line in said.stdout.splitlines())
     assert any(
+        "observer" in line and " places " in line and "tierkv-places 4.5" in line for line in said.stdout.splitlines()
+    )
+    assert any(
         "command" in line and " greet " in line and "Print a greeting" in line for line in said.stdout.splitlines()
     )
 
@@ -63,7 +66,7 @@ def test_json_has_the_versions(tierkv: Run) -> None:
     found = report(tierkv)
     assert (found["tierkv"], found["spi"]) == (__version__, 1)
     kinds = {plugin["kind"] for plugin in found["plugins"]}
-    assert kinds == {"backend", "codec", "policy", "command"}
+    assert kinds == {"backend", "codec", "policy", "observer", "command"}
 
 
 def test_a_broken_plugin_is_named_and_the_rest_is_listed(tierkv: Run, break_plugin: Callable[[str], None]) -> None:

@@ -146,6 +146,9 @@ def test_an_empty_file_gets_an_example(tmp_path: Path, name: str) -> None:
     ("name", "text", "says"),
     [
         ("a.toml", "[host]\ncapacity = 8GiB\n", "is not valid TOML: .*line 2, column 13"),
+        ("a.toml", "[host]\ncapacity = 8GiB\n", 'text and sizes are written in quotes: capacity = "8GiB"$'),
+        ("a.toml", "[[tiers]]\nbackend = disk\n", 'text and sizes are written in quotes: backend = "disk"$'),
+        ("a.toml", "[host]\na = 1\na = 2\n", r"line 3, column \d+\)$"),
         ("a.toml", "[host]\na = 1\na = 2\n", "is not valid TOML: .*line 3"),
         ("a.toml", "[host]\n[host]\n", "is not valid TOML: .*line 2"),
         ("a.toml", f"a = {'9' * 5000}", "is not valid TOML: "),

@@ -35,6 +35,16 @@ def steps(stack: Stack, count: int = 5000) -> None:
         time.sleep(0.002)
 
 
+def test_another_scope_is_refused(tmp_path: Path) -> None:
+    """A misspelt scope once emptied the host tier alone, and chunks of the old weights were found on disk."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        stack.events.take()
+        with pytest.raises(EngineProtocolError, match="reset_cache: scope = 'al': give 'host', or 'all'"):
+            stack.reset_cache("al")  # type: ignore[arg-type]  # the mistake
+        assert not [event for event in stack.events.take() if event.kind is CacheEventKind.CLEARED]
+
+
 def test_all_tiers_are_emptied(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
     """An operator who empties the cache must not find old chunks again, neither at once nor after a restart."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:

@@ -174,6 +174,14 @@ def test_a_group_has_bytes(pages: tuple[int, ...]) -> None:
         Geometry.of(EngineSpec("m", "bf16", (GroupSpec(16, pages),), 16))
 
 
+@pytest.mark.parametrize("kind", ["sliding_window", "slide", None])
+def test_a_kind_in_other_words_is_refused(kind: object) -> None:
+    """``KeyError: 'slide'`` said nothing to the author of an engine."""
+    group = GroupSpec(16, (8,), kind=kind)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(ConfigError, match=r"group 0: kind = .*: give one of GroupKind\.FULL_ATTENTION, "):
+        Geometry.of(EngineSpec("m", "bf16", (group,), 16))
+
+
 def test_an_engine_has_groups() -> None:
     """An engine without a group is a mistake in the adapter, reported as one."""
     with pytest.raises(ConfigError, match="no KV cache group"):

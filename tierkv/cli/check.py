@@ -14,7 +14,7 @@ import click
 from rich.text import Text
 
 from tierkv.abc import CheckResult
-from tierkv.cli.check_whole import check_whole
+from tierkv.cli.check_whole import check_files, check_whole
 from tierkv.cli.output import Cell, print_json, print_table, verdict
 from tierkv.config import HostConfig, ResolvedTier, format_size, load_sound_part, resolve_parts
 from tierkv.config.problems import Problem, raise_problems, without_consequences
@@ -49,8 +49,9 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
 
     Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the
     fix of each failure, and checks the tiers together: memory of the host tier, size of chunks, places and capacities
-    that collide. A warning is no failure. Mistakes of the file are listed in the same pass: what is right in it is
-    checked without them. Exit code 0: all checks passed; 1: a check failed; 2: the file itself is wrong.
+    that collide, folders of the files that the stack writes. A warning is no failure. Mistakes of the file are listed
+    in the same pass: what is right in it is checked without them. Exit code 0: all checks passed; 1: a check failed;
+    2: the file itself is wrong.
 
     \b
     Examples:
@@ -62,7 +63,8 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
     problems = [*part.problems, *without_consequences(found, part.problems)]
     host = part.config.host if part.config and part.knows_host else None
     whole = check_whole(host.capacity if host else None, tiers, part.config.chunk if part.config else None)
-    results = [TierCheck(tier, result) for tier, result in whole] + probe(tiers, deadline_s)
+    files = check_files(part.config) if part.config else ()
+    results = [TierCheck(tier, result) for tier, result in (*whole, *files)] + probe(tiers, deadline_s)
     if as_json:
         wrong = [TierCheck("", _finding(problem)) for problem in problems]
         rows = [{"tier": found.tier, **asdict(found.result)} for found in wrong + results]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.config import ChunkConfig, ResolvedTier
+from tierkv.config import ChunkConfig, ResolvedTier, StackConfig
 from tierkv.config.units import round_size
 from tierkv.manager.contract import HOST
 from tierkv.memory.available import usable_bytes
@@ -50,6 +50,21 @@ def check_whole(
     places = [(tier, place) for tier in tiers if (place := place_of(tier)) is not None]
     yield from check_places(places)
     yield from check_capacities(places)
+
+
+def check_files(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a finding for each file that the stack writes itself, and cannot open without its folder."""
+    tokens = config.events.tokens_path if config.events.enabled else None
+    for key, name in (("record.path", config.record.path), ("events.tokens_path", tokens)):
+        if name is not None:
+            folder = Path(name).resolve().parent
+            fix = f"mkdir {folder}, or let {key} name a file in another folder"
+            if not folder.is_dir():
+                yield "stack", CheckResult(key, ok=False, detail=f"{folder} is no directory", fix=fix)
+            elif not os.access(folder, os.W_OK | os.X_OK):
+                yield "stack", CheckResult(key, ok=False, detail=f"this user may not write in {folder}", fix=fix)
+            else:
+                yield "stack", CheckResult(key, ok=True, detail=f"{folder} can be written")
 
 
 def check_memory(capacity: int, memory: int) -> CheckResult:

@@ -23,10 +23,10 @@ _FLAGS = ("durable", "shared", "authoritative_index", "scan", "read_only", "boun
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One registered value or command."""
+    """One registered value, observer or command."""
 
     kind: str
-    """Kind: backend, codec, policy or command."""
+    """Kind: backend, codec, policy, observer or command."""
     name: str
     """Registered name."""
     summary: str
@@ -43,7 +43,7 @@ class Row:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the options of every backend.")
 @click.pass_context
 def plugins(ctx: click.Context, *, as_json: bool) -> None:
-    """List the installed backends, codecs and policies, and the commands that plugins add.
+    """List the installed backends, codecs and policies, and the observers and commands that plugins add.
 
     Each row has version, origin, abilities and load time. Installed but broken plugins follow with their errors.
     `tierkv --debug plugins` shows their tracebacks.
@@ -56,6 +56,7 @@ def plugins(ctx: click.Context, *, as_json: bool) -> None:
     registry = load_plugins()
     commands, broken_commands = registry.commands(click.Command)
     rows = [*_rows(registry)]
+    rows += [Row("observer", found.origin.name, "events of chunks", found.origin) for found in registry.observers]
     rows += [
         Row("command", found.plugin.name or "?", found.plugin.get_short_help_str(), found.origin) for found in commands
     ]

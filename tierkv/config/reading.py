@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -100,7 +101,21 @@ def _parse_toml(text: str) -> object:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        raise _SyntaxFaultError(f"is not valid TOML: {error}") from error
+        raise _SyntaxFaultError(f"is not valid TOML: {error}{_missing_quotes(text, str(error))}") from error
+
+
+def _missing_quotes(text: str, error: str) -> str:
+    """Return a hint where the line of a TOML error has text without quotes, such as a size; otherwise empty."""
+    place = re.search(r"\(at line (\d+)", error)
+    line = text.splitlines()[int(place[1]) - 1].strip() if place else ""
+    key, _, value = (part.strip() for part in line.partition("="))
+    if not re.fullmatch(r"[\w.-]+", key) or not re.fullmatch(r"[\w./:+ -]+", value):
+        return ""
+    try:
+        tomllib.loads(line)
+    except ValueError:
+        return f'; text and sizes are written in quotes: {key} = "{value}"'
+    return ""
 
 
 def _parse_json(text: str) -> object:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
@@ -273,8 +273,11 @@ class Stack:
         deleted are found again when the tier is opened: changed weights need another ``namespace.epoch`` instead.
 
         Raises:
-            EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
+            EngineProtocolError: inside a step; another scope; "all", where a tier is shared or read-only. Nothing has
+                changed.
         """
+        if scope not in get_args(ResetScope):
+            raise EngineProtocolError(f"reset_cache: scope = {scope!r}: give 'host', or 'all' for every tier")
         self._journal.reset_began()
         self._scheduler.reset_cache(scope)
         self._core.cache_was_reset(scope)
