@@ -77,7 +77,7 @@ def opened(backend: type[PlainFiles | AsyncPlainFiles], place: Path) -> Session:
 def test_a_call_that_hangs_fails_its_test(
     backend: type[PlainFiles | AsyncPlainFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the author sees a run that stands still, and not in which verb."""
+    """Otherwise the author sees a run that does not end, and not which verb it waits for."""
     with opened(backend, tmp_path / "place") as session:
         with monkeypatch.context() as patience:
             patience.setattr(sessions, "CALL_TIMEOUT_S", 0.1)

@@ -211,7 +211,7 @@ def _check_group(index: int, group: GroupSpec, hash_block_tokens: int) -> None:
         )
     if not group.page_bytes or min(group.page_bytes) < 1:
         raise ConfigError(f"group {index}: page_bytes {group.page_bytes} must name a tensor of 1 byte or more")
-    if not isinstance(group.kind, GroupKind):
+    if group.kind not in tuple(GroupKind):
         kinds = ", ".join(str(kind) for kind in GroupKind)
         raise ConfigError(f"group {index}: kind = {group.kind!r}: give one of {kinds}")
     windowed = group.kind in (GroupKind.SLIDING_WINDOW, GroupKind.CHUNKED_LOCAL)
