@@ -14,11 +14,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from tierkv.dispatch.copy_pool import CopyPool
-
 from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
 from benchmarks.rows import Row, Target
 from benchmarks.tiers.host_copies import GB, PAGE_BYTES, Layout
+from tierkv.dispatch.threads.copy_pool import CopyPool
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena

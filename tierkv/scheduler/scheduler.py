@@ -142,7 +142,7 @@ class OffloadScheduler:
         record = self._records.get(request.request_id)
         if record is None:
             if request.request_id == NO_REQUEST:
-                raise EngineProtocolError("a request has an empty id: give each one an id of its own")
+                raise EngineProtocolError("a request has an empty id: give each its own", request_id=NO_REQUEST)
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
             rules.check_hashes(record, rules.HASHES_CHECKED_MAX)

@@ -126,8 +126,9 @@ def test_a_hole_in_a_window_is_refused() -> None:
     core = make_core(groups=[window(12)])
     request = core.request(17)
     assert offered(core, request) == 16
-    with pytest.raises(EngineProtocolError, match="block 2 is the null block, but block 1 before it"):
+    with pytest.raises(EngineProtocolError, match="block 2 is the null block, but block 1 before it") as error:
         core.scheduler.update_state_after_alloc(request, [blocks([0, 5, 0, 6, 7])], 16)
+    assert error.value.request_id == request.request_id
     assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
 
 
@@ -319,8 +320,9 @@ def test_an_engine_that_errs_gets_an_error(tables: list[list[BedBlock]], tokens:
     core = make_core()
     request = core.request(16)
     assert offered(core, request) == 16
-    with pytest.raises(EngineProtocolError, match=complaint):
+    with pytest.raises(EngineProtocolError, match=complaint) as error:
         core.scheduler.update_state_after_alloc(request, tables, tokens)
+    assert error.value.request_id == request.request_id
     assert len(load(core, request, [blocks([1, 2, 3, 4])], 16).keys) == 4
 
 

@@ -226,12 +226,12 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
     is_split = not geometry.has_windows and len(geometry.groups) == 1
     ids_max = chunks_max * geometry.blocks_per_chunk if is_split else math.inf
     for group, table in zip(geometry.groups, blocks, strict=True):
-        what = f"request {record.ctx.request_id!r}, group {group.index}"
+        request_id = record.ctx.request_id
         end = cdiv(total, group.block_tokens)
         if len(table) < end:
-            raise EngineProtocolError(f"{what}: {len(table)} blocks for {total} tokens, {end} are needed")
-        first = _first_to_load(what, group, table, computed_tokens, end)
-        _check_window(what, group, end - first)
+            raise _refusal(request_id, group, f"{len(table)} blocks for {total} tokens, {end} are needed")
+        first = _first_to_load(request_id, group, table, computed_tokens, end)
+        _check_window(request_id, group, end - first)
         sizes.append(end - first)
         indices.append(first if end > first else 0)
         if end > first:
@@ -241,14 +241,17 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
             to_fill.append(table[first:end])
             ids = [block.block_id for block in table[first : int(min(end, first + ids_max))]]
             if NULL_BLOCK_ID in ids:
-                raise EngineProtocolError(
-                    f"{what}: block {first + ids.index(NULL_BLOCK_ID)} is the null block, but block {first} before it "
-                    "is to be loaded"
-                )
+                null = first + ids.index(NULL_BLOCK_ID)
+                why = f"block {null} is the null block, but block {first} before it is to be loaded"
+                raise _refusal(request_id, group, why)
             block_ids += ids
     reads_late = len(block_ids) < sum(sizes)
     ids_of_all = LateBlockIds(to_fill[0]) if reads_late else tuple(block_ids)
     return LoadPlan(_joined(keys), chunk_groups, ids_of_all, tuple(sizes), tuple(indices))
+
+
+def _refusal(request_id: str, group: GroupGeometry, why: str) -> EngineProtocolError:
+    return EngineProtocolError(f"request {request_id!r}, group {group.index}: {why}", request_id=request_id)
 
 
 def _keys_of(record: RequestRecord, group: int, start: int, stop: int) -> Sequence[Key]:
@@ -263,13 +266,14 @@ def _joined(runs: Sequence[Sequence[_T]]) -> tuple[_T, ...]:
     return tuple(runs[0]) if len(runs) == 1 else tuple(chain.from_iterable(runs))
 
 
-def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], computed_tokens: int, end: int) -> int:
+def _first_to_load(
+    request_id: str, group: GroupGeometry, table: Sequence[Block], computed_tokens: int, end: int
+) -> int:
     """Index of the first block up to ``end`` to load: not a null block, content not computed (S58, S59)."""
     partly = computed_tokens // group.block_tokens
     if computed_tokens % group.block_tokens and _is_unfilled(table[partly]):
-        raise EngineProtocolError(
-            f"{what}: block {partly} is unfilled, but {computed_tokens} tokens are reported as computed"
-        )
+        why = f"block {partly} is unfilled, but {computed_tokens} tokens are reported as computed"
+        raise _refusal(request_id, group, why)
     start = cdiv(computed_tokens, group.block_tokens)
     if group.window_chunks is not None:
         start = _behind_nulls(table, start, end - _pending_max(group.window_chunks, group))
@@ -277,7 +281,7 @@ def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], comp
         if _is_unfilled(table[i]):
             return i
     if start < end and group.needs_end and table[end - 1].is_null:
-        raise EngineProtocolError(f"{what}: block {end - 1} is the null block, but the hit ends in it, and needs it")
+        raise _refusal(request_id, group, f"block {end - 1} is the null block, but the hit ends in it, and needs it")
     return end
 
 
@@ -301,13 +305,12 @@ def _is_unfilled(block: Block) -> bool:
     return block.block_hash is None and not block.is_null
 
 
-def _check_window(what: str, group: GroupGeometry, pending: int) -> None:
+def _check_window(request_id: str, group: GroupGeometry, pending: int) -> None:
     """Check the number of blocks to fill of a group with a window."""
     if group.window_chunks is None:
         return
     pending_max = _pending_max(group.window_chunks, group)
     if pending > pending_max:
-        raise EngineProtocolError(
-            f"{what}: {pending} blocks are to be loaded, but its {group.kind.value} group needs {pending_max} at most: "
-            "put the null block for those before the window"
-        )
+        kind = group.kind.value
+        why = f"{pending} blocks are to be loaded, but its {kind} group needs {pending_max} at most"
+        raise _refusal(request_id, group, f"{why}: put the null block for those before the window")
