@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vllm_process import StartEngine
+from vllm_process import PlainTokens, StartEngine
 from vllm_setups import EngineSetup, Seam, cached_of, objects_in, prompts, tokens_of
 
 CACHED = 192
@@ -53,6 +53,20 @@ def test_a_reset_reaches_every_tier_unless_the_host_tier_is_named(
                 assert objects_in(place / "shared") == shared, "the new weights' chunks have the old ones' names"
     assert cached_of(after["host"]) == [CACHED] * 3
     assert tokens_of(after["host"]) != tokens_of(after[None])
+
+
+def test_requests_that_a_reset_preempts_go_on_from_the_tiers(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path, plain_tokens: PlainTokens
+) -> None:
+    """VLLM preempts all running requests and looks them up again in one step. Its offloading connector asserts that
+    none of them loads in this step, and such a load ended the engine."""
+    asked = prompts("preempted by a reset", 3)
+    with start_engine(setup_of(seam, tmp_path, "host")) as engine:
+        told = engine.call("vllm_scenarios:serve_and_preempt", prompts=asked, times=3)
+        counters = engine.call("vllm_scenarios:counters")
+    assert told["preempted"] == 3
+    assert sum(counters["tokens_loaded"].values()) > CACHED
+    assert tokens_of(told["answers"]) == plain_tokens("llama", asked, 16)
 
 
 def test_a_restart_finds_nothing_from_before_a_reset(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:

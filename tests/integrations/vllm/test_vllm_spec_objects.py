@@ -139,9 +139,13 @@ class Sides:
         self.worker: TierKVWorker = OffloadingSpecFactory.create_spec(config).get_worker(caches)
         self.manager: ContainedManager = OffloadingSpecFactory.create_spec(config).get_manager()
         self.jobs = 0
+        self.named: dict[str, SimpleNamespace] = {}
 
-    def context(self, name: str, keys: list[Any], **options: Any) -> ReqContext:
-        """A request that has arrived."""
+    def context(self, name: str, keys: list[Any], *, is_named: bool = True, **options: Any) -> ReqContext:
+        """A request that has arrived; vLLM's connector names it first."""
+        if is_named:
+            self.named[name] = SimpleNamespace(request_id=name, resumable=False, lora_request=None, num_preemptions=0)
+            self.manager.inner.named.receive(self.named[name])
         context = ReqContext(name, **options)
         for number, key in enumerate(keys):
             context.set_offload_key_position(key, (number + 1) * TOKENS)
@@ -449,6 +453,42 @@ def test_a_chunk_that_is_refused_drops_its_request(sides: Sides, bad: Any, caplo
     reader = sides.context("asking", keys(2))
     assert sides.ask(reader, keys(2)) == [LookupResult.HIT] * 2
     assert not sides.manager.has_pending_work()
+
+
+def test_a_request_that_no_connector_has_named_is_served_without_tierkv(
+    sides: Sides, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its adapter is unknown, and whether its input is streamed: with another adapter's chunks, its tokens would be
+    wrong. vLLM does not name a request that it ends before its beginning, and that is no reason for a line."""
+    sides.store(keys(2), [1, 2])
+    counters = sides.manager.stack.metrics.counters
+    sides.manager.on_request_finished(sides.context("ended", keys(2), is_named=False))
+    assert (counters.requests_dropped, caplog.records) == (0, [])
+    asking = sides.context("asking", keys(2), is_named=False)
+    assert sides.ask(asking, keys(2)) == [LookupResult.MISS] * 2
+    storing = sides.context("storing", keys(3), is_named=False)
+    output = sides.manager.prepare_store(keys(3), storing)
+    assert output is not None
+    assert not output.keys_to_store
+    assert counters.requests_dropped == 2
+    (line,) = [one.message for one in caplog.records if one.levelname == "ERROR"]
+    assert "named by no connector" in line
+    reader = sides.context("reader", keys(2))
+    assert sides.ask(reader, keys(2)) == [LookupResult.HIT] * 2
+
+
+def test_a_preempted_request_waits_until_vllm_has_told_the_preemption(sides: Sides) -> None:
+    """A reset preempts it, and vLLM looks it up again in the same step, in which it must load nothing."""
+    sides.store(keys(2), [1, 2])
+    context = sides.context("running", keys(2))
+    for preempted in (["running"], (), ["running"]):  # should vLLM not tell it, the request waits no longer
+        sides.named["running"].num_preemptions += 1
+        assert [sides.manager.lookup(key, context) for key in keys(2)] == [LookupResult.RETRY] * 2
+        sides.manager.on_schedule_end(ScheduleEndContext((), preempted))
+        assert sides.ask(context, keys(2)) == [LookupResult.HIT] * 2
+    sides.named["running"].num_preemptions += 1
+    sides.manager.on_schedule_end(ScheduleEndContext((), ["running", "unknown"]))  # as without a reset
+    assert sides.ask(context, keys(2)) == [LookupResult.HIT] * 2
 
 
 def fail_in(name: str) -> Any:

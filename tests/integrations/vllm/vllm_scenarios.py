@@ -186,3 +186,21 @@ def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **option
     host = served.found(HostTier)
     host.dropping.sweep(host.num_slots)
     return {"answers": answers, "caught": caught, "room": host.room, "slots": host.num_slots}
+
+
+def serve_and_preempt(served: ServedEngine, prompts: Prompts, times: int, **options: Any) -> Json:
+    """Serve them, and preempt all running requests after some steps, with an empty device but not the tiers.
+
+    Returns:
+        The answers, and how many of the times no load was in flight: vLLM refuses it otherwise.
+    """
+    preempted = 0
+
+    def on_step(step: int, names: list[str]) -> None:
+        nonlocal preempted
+        states = {request.status.name for request in served.core.scheduler.requests.values()}
+        if preempted < times and states == {"RUNNING"}:
+            assert served.engine.reset_prefix_cache(reset_running_requests=True)
+            preempted += 1
+
+    return {"answers": serve(served, prompts, on_step=on_step, **options), "preempted": preempted}

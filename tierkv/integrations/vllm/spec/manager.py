@@ -25,7 +25,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.metrics import StatsFeed
 from tierkv.integrations.vllm.refusals import Refusals
 from tierkv.integrations.vllm.resets import reset_stack
-from tierkv.integrations.vllm.spec.requests import PLAIN_KEYS, NewRequests, RequestKeys
+from tierkv.integrations.vllm.spec.requests import PLAIN_KEYS, NamedRequests, RequestKeys
 from tierkv.integrations.vllm.spec.shape import config_labels
 from tierkv.manager.contract import HOST, ResetScope
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG
@@ -80,7 +80,7 @@ class TierKVManager:
         reset_scope: ResetScope = "all",
     ) -> None:
         self.stack = stack
-        self.new_requests = NewRequests()
+        self.named = NamedRequests()
         """Receives each request before :meth:`on_new_request`, where vLLM names them (:mod:`~.requests`)."""
         self._reset_scope = reset_scope
         self._has_adapters = False
@@ -99,7 +99,7 @@ class TierKVManager:
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Register a new request."""
         self._open.add(req_context.req_id)
-        keys = self.new_requests.take(req_context.req_id)
+        keys = self.named.take(req_context.req_id)
         if keys is None:
             self._dropped.add(req_context.req_id)
             return RequestOffloadingContext()
@@ -125,10 +125,12 @@ class TierKVManager:
         """End a request. Its transfers may continue."""
         self._open.discard(req_context.req_id)
         self._dropped.discard(req_context.req_id)
+        self.named.end(req_context.req_id)
         self.stack.request_finished(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """End the scheduling of a step."""
+        self.named.end_step(context.preempted_req_ids)
         self.stack.end_step(context.new_req_ids, context.preempted_req_ids)
 
     def has_pending_work(self) -> bool:
@@ -138,9 +140,15 @@ class TierKVManager:
     # -- loads ---------------------------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Look up one chunk. A MISS for each chunk of a request of which one is refused."""
-        if self._dropped and req_context.req_id in self._dropped:
+        """Look up one chunk. A MISS for each chunk of a request of which one is refused.
+
+        A reset preempts running requests, and vLLM looks them up again in the same step. At the end of that step, it
+        tells the preemptions, and asserts that none of these requests loads. So they wait for the next step.
+        """
+        if self._dropped and self._is_dropped(req_context.req_id):
             return LookupResult.MISS
+        if self.named.is_being_preempted(req_context.req_id):
+            return LookupResult.RETRY
         end_token = req_context.get_offload_key_position(key)
         if self._has_adapters:
             (key,) = self._keys(req_context).stored((key,))
@@ -149,6 +157,17 @@ class TierKVManager:
         except EngineProtocolError as error:
             self.drop(req_context.req_id, error)
             return LookupResult.MISS
+
+    def _is_dropped(self, request_id: str) -> bool:
+        if self.named.take_unnamed(request_id):  # one that asks has begun
+            self.stack.metrics.counters.requests_dropped += 1
+            self._refusals.log(
+                EngineProtocolError(
+                    f"request {request_id!r} was named by no connector of vLLM, so its adapter is unknown, and whether "
+                    "its input is streamed; TierKVSpec needs vLLM's OffloadingConnector"
+                )
+            )
+        return request_id in self._dropped
 
     def drop(self, request_id: str, error: Exception) -> None:
         """Go on without tierkv for a request whose call was refused, or failed."""
@@ -189,7 +208,7 @@ class TierKVManager:
         If one of them is refused, nothing is stored for the request from now on.
         """
         position, names = req_context.get_offload_key_position, self._keys(req_context)
-        offered = () if req_context.req_id in self._dropped else tuple(keys)
+        offered = () if self._is_dropped(req_context.req_id) else tuple(keys)
         chunks = [(stored, position(key) or 0) for key, stored in zip(offered, names.stored(offered), strict=True)]
         try:
             store = self.stack.prepare_store(req_context.req_id, chunks)

@@ -61,12 +61,25 @@ class RequestKeys:
 PLAIN_KEYS = RequestKeys()
 
 
-class NewRequests:
-    """Requests between their arrival at the connector and at the manager. Scheduler's thread."""
+@dataclass(slots=True)
+class _Named:
+    """Request of vLLM, while it is open."""
+
+    request: Any
+    """VLLM's request."""
+    preemptions: int = 0
+    """Preemptions that vLLM has told."""
+
+
+class NamedRequests:
+    """Open requests, as vLLM's connector names them. Scheduler's thread."""
 
     def __init__(self) -> None:
         self._arriving: Any = None
         self._adapters = Adapters()
+        self._named: dict[str, _Named] = {}
+        self._unnamed: set[str] = set()
+        self._being_preempted: set[str] = set()
 
     def receive(self, request: Any) -> None:  # noqa: ANN401 - (the same)
         """Remember a request, which the manager gets next."""
@@ -75,14 +88,44 @@ class NewRequests:
     def take(self, request_id: str) -> RequestKeys | None:
         """Keys of a request that arrives at the manager; None if it must be served without tierkv.
 
-        That is a session with streamed input, or a request whose adapter has changed since it was loaded.
+        That is a session with streamed input, a request whose adapter has changed since it was loaded, or one that no
+        connector has named: it may be any of these. vLLM does not name a request that it ends before its beginning.
         """
         request, self._arriving = self._arriving, None
-        if request is None or request.request_id != request_id:  # vLLM ends a request that was never begun
-            return PLAIN_KEYS
+        if request is None or request.request_id != request_id:
+            self._unnamed.add(request_id)
+            return None
         if not is_served(request):
             return None
+        self._named[request_id] = _Named(request, request.num_preemptions)
         if request.lora_request is None:
             return PLAIN_KEYS
         digest = self._adapters.digest_of(request.lora_request)
         return None if digest is None else RequestKeys(scope_of(cast("Any", view_of(request, digest))))
+
+    def take_unnamed(self, request_id: str) -> bool:
+        """Whether no connector has named the request; True once for each."""
+        if request_id not in self._unnamed:
+            return False
+        self._unnamed.discard(request_id)
+        return True
+
+    def is_being_preempted(self, request_id: str) -> bool:
+        """Whether the request was preempted in this step, which vLLM tells at its end."""
+        one = self._named.get(request_id)
+        if one is None or one.request.num_preemptions == one.preemptions:
+            return False
+        self._being_preempted.add(request_id)
+        return True
+
+    def end_step(self, preempted: Iterable[str]) -> None:
+        """Note the preemptions that vLLM tells at the end of a step."""
+        for request_id in self._being_preempted.union(preempted):
+            if (one := self._named.get(request_id)) is not None:
+                one.preemptions = one.request.num_preemptions
+        self._being_preempted.clear()
+
+    def end(self, request_id: str) -> None:
+        """Forget a request."""
+        self._named.pop(request_id, None)
+        self._unnamed.discard(request_id)

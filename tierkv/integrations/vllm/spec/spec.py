@@ -109,7 +109,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             stack = open_staged_stack(config, engine, group_ids=ids, waits_whole=True, plugins=registry)
             events = OffloadingEvents(places) if enabled else None
             manager = TierKVManager(stack, places, events, self._options.reset_scope)
-            receive_requests(manager.new_requests.receive)
+            receive_requests(manager.named.receive)
             self._manager = ContainedManager(manager, contains=contains_errors())
         return self._manager
 
