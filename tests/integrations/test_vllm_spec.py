@@ -314,9 +314,19 @@ def test_pages_come_back_and_what_no_page_fills_is_zero(bed: Bed) -> None:
     assert payload[: FACTOR * sum(PAGES)].all()
 
 
-def test_the_front_of_the_first_chunk_may_be_missing(bed: Bed) -> None:
-    """Blocks outside a window: the first index shows that a block is skipped, and loads skip it as well."""
-    bed.store(keys(2), [2, 3, 4], index=1)
+def test_a_chunk_whose_front_is_missing_is_not_stored(bed: Bed) -> None:
+    """The first index shows blocks outside a window. Another prompt may need all blocks of the chunk, and vLLM asks for
+    whole chunks only. The chunks behind it are stored."""
+    bed.store(keys(3), [2, 3, 4, 5, 6], index=1)
+    assert bed.ask(keys(3)) == [MISS, HIT, HIT]
+    transfer = bed.stack.prepare_load("r", keys(3)[1:])
+    assert bed.run(transfer, [9, 10, 11, 12], index=2, is_store=False).success
+    assert (bed.cache[0][9:13] == bed.cache[0][3:7]).all()
+
+
+def test_a_load_may_begin_inside_a_chunk(bed: Bed) -> None:
+    """Blocks that the device still has, or that are outside a window, are left as they are."""
+    bed.store(keys(2), [1, 2, 3, 4])
     assert bed.ask(keys(2)) == [HIT, HIT]
     transfer = bed.stack.prepare_load("r", keys(2))
     before = bed.cache[0][9].copy()

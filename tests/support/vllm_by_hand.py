@@ -81,6 +81,7 @@ class PlayedRequest:
     skip_reading_prefix_cache: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     num_in_flight_tokens: int = 0
+    num_computed_tokens: int = 0
     block_hashes: list[bytes] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from vllm_process import EngineProcess, PlainTokens, StartEngine
-from vllm_setups import EngineSetup, Seam, cached_of, flip_bytes, prompts, tokens_of
+from vllm_setups import BLOCK_TOKENS, EngineSetup, Seam, cached_of, flip_bytes, prompts, tokens_of
 
 CACHED = 192
 
@@ -54,3 +54,20 @@ def test_bytes_that_changed_at_rest_are_refused_in_every_group(engine: EnginePro
     second = engine.call("vllm_scenarios:serve", prompts=asked)
     assert engine.call("vllm_scenarios:counters")["chunks_corrupt"].get("disk", 0) > 0
     assert tokens_of(second) == tokens_of(first)
+
+
+def test_a_chunk_that_a_window_left_in_part_is_not_loaded(
+    seam: Seam, start_engine: StartEngine, plain_tokens: PlainTokens
+) -> None:
+    """Steps of three blocks end inside chunks of two: a window has left the first block of a chunk then, and vLLM
+    offers the chunk all the same. A prompt that ends with this chunk needs both."""
+    ((base,), tails) = prompts("left in part", 1), prompts("tails", 3, 9)
+    stack = {"host": {"capacity": "32MiB"}, "lookup": {"recompute": "off"}}
+    arguments = {"num_gpu_blocks_override": 80, "max_num_batched_tokens": 3 * BLOCK_TOKENS}
+    asked = [base[:end] + tail for end, tail in zip((64, 128, 192), tails, strict=True)]
+    setup = EngineSetup(seam, stack, model="gemma", blocks_per_chunk=2, arguments=arguments)
+    with start_engine(setup) as engine:
+        engine.call("vllm_scenarios:serve", prompts=[base])
+        answers = [engine.call("vllm_scenarios:serve_again", prompts=[prompt])[0] for prompt in asked]
+    assert tokens_of(answers) == plain_tokens("gemma", asked, 16)
+    assert sum(cached_of(answers)) > 0

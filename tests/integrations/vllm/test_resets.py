@@ -69,6 +69,20 @@ def test_requests_that_a_reset_preempts_go_on_from_the_tiers(
     assert tokens_of(told["answers"]) == plain_tokens("llama", asked, 16)
 
 
+def test_requests_that_go_on_after_a_reset_leave_nothing_of_the_old_weights(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """Half of their KV was computed before it. Later requests must not find that, and compute all of it."""
+    asked = prompts("go on", 2)
+    with start_engine(setup_of(seam, tmp_path, None)) as engine:
+        engine.call(f"{HERE}:serve_new_weights", prompts=asked, at_step=6, tokens=60)
+        later = engine.call("vllm_scenarios:serve_again", prompts=asked)
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(later) == [0, 0]
+    assert cached_of(again) == [CACHED] * 2
+    assert tokens_of(again) == tokens_of(later)
+
+
 def test_a_restart_finds_nothing_from_before_a_reset(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
     """The tier that is ours was emptied, not only forgotten."""
     asked = prompts("restart after a reset", 3)

@@ -42,6 +42,18 @@ def change_weights(served: ServedEngine) -> None:
         layer.weight.copy_(torch.roll(layer.weight, 1, 0))
 
 
+def serve_new_weights(served: ServedEngine, prompts: Sequence[Sequence[int]], at_step: int, tokens: int) -> None:
+    """Serve, change the weights after a step, and reset the connector's cache while the requests go on."""
+
+    def on_step(step: int, names: list[str]) -> None:
+        if step == at_step:
+            change_weights(served)
+            assert served.core.scheduler.reset_connector_cache()
+
+    served.serve(prompts, tokens, on_step=on_step)
+    served.settle()
+
+
 def metrics(served: ServedEngine) -> dict[str, float]:
     """Samples of vLLM's registry: name, and our own labels, if any -> value; buckets left out."""
     found = {}

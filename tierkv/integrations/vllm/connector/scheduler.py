@@ -217,13 +217,21 @@ class ConnectorScheduler:
     # -- the whole cache -----------------------------------------------------------------------------------------------
 
     def reset_cache(self) -> bool:
-        """Empty the tiers that the option names; loads in flight will fail. False while a step is being scheduled."""
+        """Empty the tiers that the option names; loads in flight will fail. False while a step is being scheduled.
+
+        If all tiers are emptied, the weights may be new. Running requests go on with KV of the old ones, so they go on
+        without tierkv: it would store that KV once more. VLLM computes anew what it preempts before a reset.
+        """
         try:
             reset_stack(self.stack, self._reset_scope)
         except EngineProtocolError as error:
             _log.warning("the cache was not reset: %s", error)
             return False
         self._stale_loads |= self._loading
+        if self._reset_scope == "all":
+            for name in [name for name, request in self._requests.items() if request.num_computed_tokens > 0]:
+                del self._requests[name]
+                self.stack.drop_request(name)
         return True
 
     @property

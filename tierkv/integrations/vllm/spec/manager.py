@@ -243,7 +243,14 @@ class TierKVManager:
     # -- whole cache ---------------------------------------------------------------------------------------------------
 
     def reset_cache(self) -> None:
-        """Empty the tiers that ``tierkv_reset_scope`` names: all of them, unless it is "host"."""
+        """Empty the tiers that ``tierkv_reset_scope`` names: all of them, unless it is "host".
+
+        vLLM offers what running requests have computed before once more: with the weights of before, if these are new.
+        And it may have given blocks outside a window to other requests meanwhile. So these requests store nothing more.
+        """
+        begun = self.named.begun() - self._dropped
+        self._dropped |= begun
+        self.stack.metrics.counters.requests_dropped += len(begun)
         reset_stack(self.stack, self._reset_scope)
 
     def on_reset_flushed(self) -> None:

@@ -110,6 +110,10 @@ class NamedRequests:
         self._unnamed.discard(request_id)
         return True
 
+    def begun(self) -> set[str]:
+        """Requests that hold computed or loaded tokens."""
+        return {name for name, one in self._named.items() if one.request.num_computed_tokens > 0}
+
     def is_being_preempted(self, request_id: str) -> bool:
         """Whether the request was preempted in this step, which vLLM tells at its end."""
         one = self._named.get(request_id)

@@ -21,6 +21,8 @@ from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.spec.shape import with_pages
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
+from tierkv.types.engine import GroupKind
+from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import NO_REQUEST, StagedTransfer, TransferJob, WorkerOutput
 
 _log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class SpecWorker:
             group_sizes=tuple(blocks.group_sizes),
             block_indices=tuple(blocks.block_indices),
         )
-        job = _without_ambiguous(job, setup.geometry.blocks_per_chunk)
+        job = _of_whole_chunks(job, setup.geometry)
         self._jobs[job_id] = job, transfer.number
         if job.keys:
             worker.start(job)
@@ -193,36 +195,54 @@ class SpecWorker:
             worker.close()
 
 
-def _without_ambiguous(job: TransferJob, blocks_per_chunk: int) -> TransferJob:
-    """Return a store without the groups whose assignment of blocks to chunks is ambiguous.
+def _of_whole_chunks(job: TransferJob, geometry: Geometry) -> TransferJob:
+    """Return a store without chunks of which vLLM omitted blocks, because they are outside a window.
 
-    vLLM omits blocks outside a window. Where these are the first ones, the first index shows it. A later gap is only
-    visible in the number of blocks. Such chunks are not stored.
+    Where these are the first blocks of the transfer, the first index shows it. The chunk that they begin is not stored:
+    another prompt with this chunk may need all of its blocks. Only of states, the last block of a chunk is all of it.
+    A later gap is only visible in the number of blocks. Then nothing of the group is stored.
 
     Raises:
         EngineProtocolError: the blocks of a load, which must be complete, do not fit its chunks.
     """
-    ambiguous = set()
+    length = geometry.blocks_per_chunk
+    left_out: dict[int, tuple[int, int]] = {}  # group -> chunks and blocks at its front that are not stored
     for group, (size, index) in enumerate(zip(job.group_sizes, job.block_indices, strict=True)):
-        room = job.chunk_groups.count(group) * blocks_per_chunk - (index % blocks_per_chunk if size else 0)
-        if size != room and (job.is_store or not room - blocks_per_chunk < size <= room):
-            ambiguous.add(group)
-    if not ambiguous:
-        return job
-    if not job.is_store:
-        raise EngineProtocolError(f"load {job.job_id}: blocks {job.group_sizes} do not fit its chunks")
-    _log.warning("chunks of groups %s are not stored: vLLM omitted blocks in their middle", sorted(ambiguous))
-    chosen = [number for number, group in enumerate(job.chunk_groups) if group not in ambiguous]
+        count, missing = job.chunk_groups.count(group), index % length if size else 0
+        room = count * length - missing
+        if not job.is_store:
+            if not room - length < size <= room:
+                raise EngineProtocolError(f"load {job.job_id}: blocks {job.group_sizes} do not fit its chunks")
+        elif size != room:
+            left_out[group] = count, size
+            _log.warning("chunks of group %s are not stored: vLLM omitted blocks in their middle", group)
+        elif missing and geometry.groups[group].kind is not GroupKind.SSM:
+            left_out[group] = 1, length - missing
+    return _without_fronts(job, left_out) if left_out else job
+
+
+def _without_fronts(job: TransferJob, left_out: Mapping[int, tuple[int, int]]) -> TransferJob:
+    """Return a store without the first chunks of some groups, and without their blocks.
+
+    left_out: per group, number of chunks, and of blocks.
+    """
+    chosen: list[int] = []
     ids: list[int] = []
-    offset = 0
+    sizes, indices = list(job.group_sizes), list(job.block_indices)
+    chunk = offset = 0
     for group, size in enumerate(job.group_sizes):
-        ids += job.block_ids[offset : offset + size] if group not in ambiguous else ()
-        offset += size
+        count = job.chunk_groups.count(group)
+        chunks, blocks = left_out.get(group, (0, 0))
+        chosen += range(chunk + chunks, chunk + count)
+        ids += job.block_ids[offset + blocks : offset + size]
+        sizes[group], indices[group] = size - blocks, indices[group] + blocks
+        chunk, offset = chunk + count, offset + size
     return replace(
         job,
         keys=tuple(job.keys[number] for number in chosen),
         slots=tuple(job.slots[number] for number in chosen),
         chunk_groups=tuple(job.chunk_groups[number] for number in chosen),
         block_ids=tuple(ids),
-        group_sizes=tuple(0 if group in ambiguous else size for group, size in enumerate(job.group_sizes)),
+        group_sizes=tuple(sizes),
+        block_indices=tuple(indices),
     )
