@@ -75,7 +75,7 @@ def test_requests_that_go_on_after_a_reset_leave_nothing_of_the_old_weights(
     """Half of their KV was computed before it. Later requests must not find that, and compute all of it."""
     asked = prompts("go on", 2)
     with start_engine(setup_of(seam, tmp_path, None)) as engine:
-        engine.call(f"{HERE}:serve_new_weights", prompts=asked, at_step=6, tokens=60)
+        assert engine.call(f"{HERE}:serve_new_weights", prompts=asked, after=6, tokens=60)
         later = engine.call("vllm_scenarios:serve_again", prompts=asked)
         again = engine.call("vllm_scenarios:serve_again", prompts=asked)
     assert cached_of(later) == [0, 0]

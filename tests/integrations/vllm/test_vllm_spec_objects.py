@@ -144,7 +144,9 @@ class Sides:
     def context(self, name: str, keys: list[Any], *, is_named: bool = True, **options: Any) -> ReqContext:
         """A request that has arrived; vLLM's connector names it first."""
         if is_named:
-            self.named[name] = SimpleNamespace(request_id=name, resumable=False, lora_request=None, num_preemptions=0)
+            self.named[name] = SimpleNamespace(
+                request_id=name, resumable=False, lora_request=None, num_preemptions=0, num_computed_tokens=0
+            )
             self.manager.inner.named.receive(self.named[name])
         context = ReqContext(name, **options)
         for number, key in enumerate(keys):

@@ -42,16 +42,26 @@ def change_weights(served: ServedEngine) -> None:
         layer.weight.copy_(torch.roll(layer.weight, 1, 0))
 
 
-def serve_new_weights(served: ServedEngine, prompts: Sequence[Sequence[int]], at_step: int, tokens: int) -> None:
-    """Serve, change the weights after a step, and reset the connector's cache while the requests go on."""
+def serve_new_weights(served: ServedEngine, prompts: Sequence[Sequence[int]], after: int, tokens: int) -> bool:
+    """Serve, change the weights after some steps in which all requests run, and reset the connector's cache then.
+
+    Returns:
+        Whether that happened.
+    """
+    ran = 0
 
     def on_step(step: int, names: list[str]) -> None:
-        if step == at_step:
+        nonlocal ran
+        requests = served.core.scheduler.requests.values()
+        ran += all(request.num_computed_tokens > 0 for request in requests)
+        if ran == after:
+            ran += 1
             change_weights(served)
             assert served.core.scheduler.reset_connector_cache()
 
     served.serve(prompts, tokens, on_step=on_step)
     served.settle()
+    return ran > after
 
 
 def metrics(served: ServedEngine) -> dict[str, float]:
