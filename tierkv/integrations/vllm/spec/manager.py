@@ -245,7 +245,7 @@ class TierKVManager:
     def reset_cache(self) -> None:
         """Empty the tiers that ``tierkv_reset_scope`` names: all of them, unless it is "host".
 
-        vLLM offers what running requests have computed before once more: with the weights of before, if these are new.
+        vLLM offers what running requests have computed before once more: with the previous weights, if these are new.
         And it may have given blocks outside a window to other requests meanwhile. So these requests store nothing more.
         """
         begun = self.named.begun() - self._dropped

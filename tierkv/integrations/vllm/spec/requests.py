@@ -68,7 +68,7 @@ class _Named:
     request: Any
     """VLLM's request."""
     preemptions: int = 0
-    """Preemptions that vLLM has told."""
+    """Preemptions that vLLM has reported."""
 
 
 class NamedRequests:
