@@ -60,7 +60,7 @@ COUNTERS = {
     "probes": "Existence probes sent to a tier",
     "hints_ignored": "Hints of requests that could not be used",
     "requests_dropped": "Requests that an engine continued without tierkv, because a call about them broke a rule, or "
-    "because they ran at a reset",
+    "because of a reset while they were running",
     "errors_contained": "Errors of tierkv that an adapter kept from the engine",
     "tokens_asked": "Tokens of requests that got their blocks, counted again after a preemption. They are the sum of "
     "the local, the loaded and the computed ones while no load is in flight",
