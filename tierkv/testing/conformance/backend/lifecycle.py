@@ -22,6 +22,8 @@ from tierkv.testing.frames import make_frame, make_key
 T = TypeVar("T")
 CYCLES = 6
 SETTLE_ATTEMPTS = 60
+_INTO_A_CALL_S = 0.005
+"""Seconds after the end of readers' first calls, which end together: by then they are in further ones."""
 
 
 class LifecycleTests(KitBase):
@@ -123,6 +125,7 @@ class LifecycleTests(KitBase):
         with ThreadPoolExecutor(2, thread_name_prefix="conformance") as pool:
             readers = [pool.submit(read) for _ in range(2)]
             started.wait()
+            time.sleep(_INTO_A_CALL_S)
             session.close_backend()
             stop.set()
             for reader in readers:
