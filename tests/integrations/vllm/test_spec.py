@@ -70,15 +70,17 @@ def test_resets_overtake_transfers_and_nothing_leaks(
     """VLLM forgets transfers in flight at a reset, and never reports them. No slot may be lost, or reused too early.
 
     Tokens stay right, and no request waits for its deadline."""
-    asked = prompts("resets", 4)
-    expected = plain_tokens("llama", asked, 16)
-    engine.call("vllm_scenarios:serve", prompts=asked)
+    known = prompts("resets", 4)
+    engine.call("vllm_scenarios:serve", prompts=known)
     engine.call("vllm_scenarios:forget")
     before = engine.call("vllm_scenarios:counters")
     caught = Counter[str]()
-    for _ in range(4):
-        told = engine.call("vllm_scenarios:serve_and_reset", prompts=asked, every=every)
-        assert tokens_of(told["answers"]) == expected
+    # One that runs at a reset stores nothing more: stores are caught of prompts that are new, and not reset before.
+    waiting, storing = {"every": every}, {"every": 1, "first": 0}
+    for number, resets in enumerate((waiting, storing, waiting, storing)):
+        asked = known if resets is waiting else prompts(f"resets {every} {number}", 4)
+        told = engine.call("vllm_scenarios:serve_and_reset", prompts=asked, **resets)
+        assert tokens_of(told["answers"]) == plain_tokens("llama", asked, 16)
         assert told["room"] == told["slots"]
         caught.update(told["caught"])
         engine.call("vllm_scenarios:forget")

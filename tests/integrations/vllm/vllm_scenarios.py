@@ -159,11 +159,14 @@ def serve_only(served: ServedEngine, prompts: Prompts, **options: Any) -> list[J
     return served.serve(prompts, **options)
 
 
-def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **options: Any) -> Json:
+def serve_and_reset(
+    served: ServedEngine, prompts: Prompts, every: int, first: int = RESETS_AT_FIRST, **options: Any
+) -> Json:
     """Serve them, and empty the connector's cache while they wait for an answer, then while transfers are in flight.
 
-    That is, after the first steps, and then after every N-th step with a transfer in flight (``every``). After each
-    step, no request would ever have all its chunks, and all would wait for their deadline.
+    That is, after each of the first steps (``first``), and then after every N-th step with a transfer in flight
+    (``every``). After each step, no request would ever have all its chunks, and all would wait for their deadline.
+    Requests that run at a reset store nothing more.
 
     Returns:
         The answers, how many stores and loads were in flight at a reset, and how many slots of the host tier are free
@@ -176,7 +179,7 @@ def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **option
         nonlocal busy
         stores, loads = len(jobs._stores), len(jobs._loads)
         busy += bool(stores or loads)
-        if step <= RESETS_AT_FIRST or ((stores or loads) and busy % every == 0):
+        if step <= first or ((stores or loads) and busy % every == 0):
             caught["stores"] += stores
             caught["loads"] += loads
             assert served.core.scheduler.reset_connector_cache()
