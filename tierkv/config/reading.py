@@ -104,6 +104,9 @@ def _parse_toml(text: str) -> object:
         raise _SyntaxFaultError(f"is not valid TOML: {error}{_missing_quotes(text, str(error))}") from error
 
 
+_SIZE = re.compile(r"[0-9.]+ ?[KMGTP]?i?B?")
+
+
 def _missing_quotes(text: str, error: str) -> str:
     """Return a hint where the line of a TOML error has text without quotes, such as a size; otherwise empty."""
     place = re.search(r"\(at line (\d+)", error)
@@ -114,7 +117,8 @@ def _missing_quotes(text: str, error: str) -> str:
     try:
         tomllib.loads(line)
     except ValueError:
-        return f'; text and sizes are written in quotes: {key} = "{value}"'
+        shown = value if _SIZE.fullmatch(value) else "..."  # any other text may be a secret
+        return f'; text and sizes are written in quotes: {key} = "{shown}"'
     return ""
 
 
