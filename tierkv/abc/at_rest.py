@@ -26,7 +26,8 @@ class StoredNamespace:
     held_bytes: int | None = None
     """Bytes that its storage takes, free room in preallocated files included; None: unknown."""
     last_used_s: float | None = None
-    """Time when a process last opened or closed it, in seconds since 1970; None: unknown."""
+    """Time when a process last opened or closed it for use, in seconds since 1970; None: unknown. Readers beside it and
+    upkeep (:attr:`~tierkv.abc.BackendContext.counts_as_use`) leave it."""
     in_use_by: str | None = None
     """The process that has it open, as text; None: none, or unknown."""
 

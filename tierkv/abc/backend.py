@@ -100,6 +100,8 @@ class BackendContext:
     """Limit of the tier in bytes; None where the configuration sets none."""
     recognise_frame: FrameRecogniser = field(default=recognise_nothing, repr=False, compare=False)
     """Recognises a frame of this namespace by its first page, for a backend whose index was lost."""
+    counts_as_use: bool = True
+    """Whether this open counts for :attr:`~tierkv.abc.StoredNamespace.last_used_s`. Upkeep does not."""
 
 
 @runtime_checkable

@@ -86,7 +86,7 @@ def remove_namespace(
         remove = None  # the open below refuses, and says why
     if remove is None and not dry_run:
         failed = sums.failed
-        with Store(place, stored.namespace, writes=True) as store:
+        with Store(place, stored.namespace, writes=True, is_upkeep=True) as store:
             yield from remove_chunks(store, _sound(store.list_frames()), sums, dry_run=False, progress=progress)
         sums.namespaces += sums.failed == failed
         return
@@ -161,7 +161,7 @@ def collect(  # noqa: PLR0913 - what to remove, and how
     Raises:
         BackendError: the store cannot be opened for writing, for instance because an engine uses it.
     """
-    with Store(place, stored.namespace, writes=not dry_run) as store:
+    with Store(place, stored.namespace, writes=not dry_run, is_upkeep=True) as store:
         yield from remove_chunks(store, _collected(store, stored, plan), sums, dry_run=dry_run, progress=progress)
 
 
@@ -189,7 +189,7 @@ def give_up_room(place: Place, stored: StoredNamespace) -> int | None:
         BackendError: the store cannot be opened.
     """
     ability = None if place.backend.at_rest is None else place.backend.at_rest.give_up_room
-    return None if ability is None else ability(context_of(place, stored.namespace), place.options)
+    return None if ability is None else ability(context_of(place, stored.namespace, is_upkeep=True), place.options)
 
 
 def refusal(place: Place, stored: StoredNamespace, error: TierKVError) -> Finding:

@@ -65,6 +65,8 @@ class Store:
         namespace: whose chunks.
         writes: whether frames are written or deleted. If not, it is opened beside the process that writes it, where the
             backend can do that.
+        is_upkeep: whether the open leaves the time of the namespace's last use. Otherwise a namespace that is checked
+            or shrunk every night would never count as unused.
 
     Attributes:
         place: where it is.
@@ -75,7 +77,7 @@ class Store:
         BackendError: it cannot be opened, for instance because an engine has it open; says what to do.
     """
 
-    def __init__(self, place: Place, namespace: Namespace, *, writes: bool) -> None:
+    def __init__(self, place: Place, namespace: Namespace, *, writes: bool, is_upkeep: bool = False) -> None:
         plugin = place.backend
         self.place = place
         self.capabilities = plugin.capabilities
@@ -83,7 +85,7 @@ class Store:
         self._sealer = FrameSealer(_origin(namespace))
         self.frame_bytes_max = frame_bytes(namespace.payload_bytes_max)
         self._buffer_bytes = pad(self.frame_bytes_max, max(HEADER_BYTES, self.capabilities.alignment))
-        context = context_of(place, namespace)
+        context = context_of(place, namespace, is_upkeep=is_upkeep)
         reader = None if writes or plugin.at_rest is None else plugin.at_rest.open_reader
         self.is_live = self.capabilities.shared or reader is not None
         self._make: Callable[[], Backend | AsyncBackend] = partial(
@@ -280,14 +282,15 @@ def namespace_at(place: Place, namespace: Namespace) -> Namespace:
     return replace(namespace, replica=0) if place.backend.capabilities.shared else namespace
 
 
-def context_of(place: Place, namespace: Namespace) -> BackendContext:
-    """Return the context with which a stack would open the backend."""
+def context_of(place: Place, namespace: Namespace, *, is_upkeep: bool = False) -> BackendContext:
+    """Return the context with which a stack would open the backend; for upkeep, one that does not count as use."""
     return BackendContext(
         place.name,
         namespace_at(place, namespace),
         frame_bytes(namespace.payload_bytes_max),
         place.capacity_bytes,
         partial(recognise_frame, _origin(namespace), place.backend.capabilities.alignment),
+        counts_as_use=not is_upkeep,
     )
 
 

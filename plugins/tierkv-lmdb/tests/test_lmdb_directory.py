@@ -81,7 +81,7 @@ def test_open_waits_out_a_check(tmp_path: Path) -> None:
         if len(pauses) == 1:
             os.close(held)
 
-    layout.OwnerLock.take(lock, sleep).release()
+    layout.OwnerLock.take(lock, sleep=sleep).release()
     assert pauses == [layout.LOCK_TRIES_S[0]]
 
 

@@ -373,3 +373,33 @@ def test_a_folder_of_another_program_is_no_target(run: Run, stack: Path, tmp_pat
     assert result.exit_code == 2
     assert [path.name for path in documents.iterdir()] == ["thesis.txt"]
     fill(folder_place(str(tmp_path / "export")), LLAMA, range(1))
+
+
+@pytest.mark.parametrize("backend", ["disk", "lmdb"])
+def test_upkeep_is_no_use_of_a_namespace(run: Run, tmp_path: Path, backend: str) -> None:
+    """A namespace that is verified or shrunk every night would otherwise never be one that is unused for 14 days."""
+    place = place_at(tmp_path / "kv", backend)
+    fill(place, LLAMA, range(6))
+    fill(place, QWEN, range(3))
+    lock = "lock" if backend == "disk" else "owner.lock"
+    long_ago = 1_000_000_000.0
+    for file in place_files(tmp_path / "kv"):
+        if file.name == lock:
+            os.utime(file, (long_ago, long_ago))
+    commands = (
+        ("ls", "--chunks"), ("verify",), ("verify", "--repair"), ("rm", "--key", chunk_key(0).hex(), "--yes"),
+        ("gc", "--to", "4KiB", "-n", "qwen*", "--yes"), ("gc", "--to", "1GiB", "--shrink", "--yes"),
+    )  # fmt: skip
+    for command, *words in commands:
+        assert run(command, tmp_path / "kv", *words).exit_code == 0
+        used = {row["last_used_s"] for row in told(run("ls", tmp_path / "kv", "--json"))["namespaces"]}
+        assert used == {long_ago}, command
+    fill(place, LLAMA, range(1))
+    by_model = {row["model"]: row["last_used_s"] for row in told(run("ls", tmp_path / "kv", "--json"))["namespaces"]}
+    assert by_model["qwen-7b"] == long_ago < by_model["llama-3-8b"]
+    assert told(run("rm", tmp_path / "kv", "--unused-for", "14d", "--yes", "--json"))["namespaces"] == 1
+
+
+def place_files(root: Path) -> list[Path]:
+    """All files below a directory."""
+    return [path for path in root.rglob("*") if path.is_file()]

@@ -118,7 +118,7 @@ def _remove(  # noqa: PLR0913 - what to remove, and how
     elif chosen.is_open:
         yield from remove_namespace(at, stored, sums, dry_run=dry_run, progress=advance)
     else:
-        with Store(at, stored.namespace, writes=not dry_run) as store:
+        with Store(at, stored.namespace, writes=not dry_run, is_upkeep=True) as store:
             yield from remove_chunks(store, chosen_frames(store, chosen, sums), sums, dry_run=dry_run, progress=advance)
 
 

@@ -50,7 +50,7 @@ def verify(  # noqa: PLR0913 - click passes each option
     with progress("verifying") as advance:
         for at, stored in target.stores:
             try:
-                with Store(at, stored.namespace, writes=repair) as store:
+                with Store(at, stored.namespace, writes=repair, is_upkeep=True) as store:
                     chosen = chunk_filter(tenant)
                     report.add(verify_store(store, sums, chosen=chosen, repair=repair, progress=advance))
             except TierKVError as error:

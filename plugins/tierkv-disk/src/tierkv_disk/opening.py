@@ -69,7 +69,7 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
     with ExitStack() as undo:
         with shared.locked():
             directory = layout.make_namespace_directory(path, context.namespace)
-            lock = NamespaceLock(directory)
+            lock = NamespaceLock(directory, is_use=context.counts_as_use)
             undo.callback(lock.release)
         if not (directory / layout.NAMESPACE_NAME).exists():
             _warn_of_other_divisions(path, context)

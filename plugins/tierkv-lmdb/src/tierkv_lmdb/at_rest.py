@@ -15,7 +15,16 @@ from tierkv.abc.logs import plugin_logger
 from tierkv.abc.places import read_short_file
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.namespace import Namespace
-from tierkv_lmdb.directory import DATA_FILES, LOCK, MANIFEST, MARKER, OwnerLock, foreign_content, lock_holder
+from tierkv_lmdb.directory import (
+    DATA_FILES,
+    LOCK,
+    MANIFEST,
+    MARKER,
+    OwnerLock,
+    foreign_content,
+    last_used_s,
+    lock_holder,
+)
 from tierkv_lmdb.environments.file_watch import DATA_FILE
 from tierkv_lmdb.failures import Failures
 from tierkv_lmdb.opening import open_reader
@@ -64,9 +73,8 @@ def _stored(manifest: Path) -> StoredNamespace:
         raise ValueError("it describes another namespace than the directory's name")
     files = [status for name in DATA_FILES if (status := _status(directory / name)) is not None]
     held = sum(status.st_blocks * 512 for status in files)
-    used = max((status.st_mtime for status in files), default=None)
     holder = lock_holder(directory / LOCK)
-    return StoredNamespace(namespace, held, used, holder and f"process {holder}")
+    return StoredNamespace(namespace, held, last_used_s(directory), holder and f"process {holder}")
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -108,7 +116,7 @@ def remove_stored(options: LmdbOptions, namespace: Namespace) -> None:
     """
     directory = options.root / namespace.fingerprint().hex()
     try:
-        lock = OwnerLock.take(directory / LOCK)
+        lock = OwnerLock.take(directory / LOCK, is_use=False)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -47,13 +48,23 @@ _log = plugin_logger(__name__)
 
 @dataclass(slots=True)
 class OwnerLock:
-    """Exclusive right to open one namespace, from :meth:`take` to :meth:`release`."""
+    """Exclusive right to open one namespace, from :meth:`take` to :meth:`release`.
+
+    The modification time of the file is the time of the last use: readers change those of the data files.
+    """
 
     fd: int
+    is_use: bool = True
+    """Whether :meth:`take` and :meth:`release` are uses of the namespace."""
 
     @classmethod
-    def take(cls, path: Path, sleep: Callable[[float], None] = time.sleep) -> OwnerLock:
+    def take(cls, path: Path, *, is_use: bool = True, sleep: Callable[[float], None] = time.sleep) -> OwnerLock:
         """Lock the file at ``path``; created if absent. A link is not followed: the file is truncated.
+
+        Args:
+            path: of the lock file.
+            is_use: whether now is the time of the last use, and that of :meth:`release` later.
+            sleep: waits between tries, for this number of seconds.
 
         Raises:
             BackendUnavailableError: another process, or another backend of this process, holds the lock.
@@ -72,12 +83,15 @@ class OwnerLock:
                     sleep(pause_s)
                 else:
                     break
+            before = os.fstat(fd)
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
+            if not is_use:
+                os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd)
+        return cls(fd, is_use)
 
     def is_at(self, path: Path) -> bool:
         """Whether the locked file is still the one at ``path``. If not, another process may hold the lock there."""
@@ -88,7 +102,18 @@ class OwnerLock:
 
     def release(self) -> None:
         """Unlock the file."""
+        if self.is_use:
+            with contextlib.suppress(OSError):  # the order of removal suffers; the lock must not stay
+                os.utime(self.fd)
         os.close(self.fd)
+
+
+def last_used_s(directory: Path) -> float | None:
+    """Time of the last open or close of the namespace for use, in seconds since 1970; None: never."""
+    try:
+        return (directory / LOCK).lstat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def _in_use(path: Path) -> str:

@@ -41,7 +41,7 @@ def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:
         if directory.is_symlink():
             raise BackendError(f"{directory} is a link, and this tier writes in its own `path` only: move it there")
         make_private_directory(directory)
-        lock = OwnerLock.take(directory / LOCK)
+        lock = OwnerLock.take(directory / LOCK, is_use=context.counts_as_use)
         try:
             return _open_locked(directory, lock, context, options)
         except BaseException:

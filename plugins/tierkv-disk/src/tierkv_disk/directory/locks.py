@@ -18,21 +18,22 @@ LOCK_NAME = "lock"
 class NamespaceLock:
     """Exclusive use of a namespace directory, until :meth:`release` or the end of the process.
 
-    The lock file of an open namespace holds the pid; its modification time is the time of the last open or close.
+    The lock file of an open namespace holds the pid; its modification time is the time of the last use.
     """
 
-    def __init__(self, directory: Path, *, note_use: bool = True) -> None:
+    def __init__(self, directory: Path, *, note_pid: bool = True, is_use: bool = True) -> None:
         """Take the lock.
 
         Args:
             directory: of the namespace.
-            note_use: whether to write the pid and the time of use to the lock file.
+            note_pid: whether to write the pid to the lock file.
+            is_use: whether now is the time of the last use, and that of :meth:`release` later.
 
         Raises:
             BackendUnavailableError: the lock is held; the message names the process that holds it.
             OSError: the lock file cannot be used.
         """
-        self._note_use = note_use
+        self._is_use = is_use and note_pid
         self._path = directory / LOCK_NAME
         self._fd = open_file(self._path, os.O_RDWR | os.O_CREAT)
         try:
@@ -49,10 +50,13 @@ class NamespaceLock:
         except OSError:
             os.close(self._fd)
             raise
-        if note_use:
+        if note_pid:
             with contextlib.suppress(OSError):  # only messages use the pid; the lock is held without it
+                before = os.fstat(self._fd)
                 os.ftruncate(self._fd, 0)
                 os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+                if not is_use:
+                    os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def watch(self, tier: str, clock: Callable[[], float]) -> DirectoryWatch:
         """Make a watch on the locked directory. tier: its name, for messages; clock: monotonic time in seconds."""
@@ -60,7 +64,7 @@ class NamespaceLock:
 
     def release(self) -> None:
         """Unlock the directory."""
-        if self._note_use:
+        if self._is_use:
             with contextlib.suppress(OSError):  # the order of removal suffers; the lock must not stay
                 os.utime(self._fd)
         os.close(self._fd)

@@ -154,7 +154,7 @@ def remove_namespace(directory: Path) -> None:
         BackendUnavailableError: a process has it open.
         OSError: it is no such directory, or cannot be removed.
     """
-    lock = NamespaceLock(directory, note_use=False)
+    lock = NamespaceLock(directory, note_pid=False)
     try:
         # A rename is atomic for other processes; the next open removes what a kill leaves behind.
         doomed = directory.rename(directory.parent / temporary_name(directory.name))
@@ -183,7 +183,7 @@ def used_bytes(directory: Path) -> int:
 
 
 def last_used_s(directory: Path) -> float:
-    """Time of the last open or close of the namespace, in seconds of the file system's clock."""
+    """Time of the last open or close of the namespace for use, in seconds of the file system's clock."""
     try:
         return (directory / LOCK_NAME).lstat().st_mtime
     except FileNotFoundError:
