@@ -172,4 +172,5 @@ def _take_out(table: dict[str, Any], location: Sequence[str | int]) -> bool:
 
 
 def _stand_in_name(number: int) -> str:
-    return f"unnamed-{number}"
+    """Name for a tier whose own cannot be used: as near to `tiers[1]` of the messages as a name can be."""
+    return f"tiers-{number}"
