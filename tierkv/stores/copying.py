@@ -12,10 +12,11 @@ from tierkv.abc import DamagedEntry, StoredFrame, StoredNamespace, SupportsRoomL
 from tierkv.errors import CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES, pad
 from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
-from tierkv.stores.folder import FOLDER, Exported, note_export, read_manifest
+from tierkv.stores.folder import FOLDER, Exported, note_export
 from tierkv.stores.places import Place
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import ReadFrame, Store
+from tierkv.stores.verification import shortfall_of_export
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 
@@ -274,17 +275,8 @@ class StoreCopy:
 
     def _compared(self) -> Iterator[Finding]:
         """Compare what was listed with the manifest of an export folder."""
-        place = self._source.place
-        if place.backend is not FOLDER or self._sums.is_full:
-            return
-        for exported in read_manifest(Path(place.options.path)):
-            if exported.namespace == self._source.namespace:
-                if exported.chunks is None:
-                    reason = "the export was interrupted; what is there was copied. Repeat the export to complete it"
-                    yield self._finding(FindingKind.INCOMPLETE, None, reason, self._source)
-                elif self._listed < exported.chunks:
-                    reason = f"the manifest has {exported.chunks} chunks, and {self._listed} are there"
-                    yield self._finding(FindingKind.MISSING, None, reason, self._source)
+        if not self._sums.is_full:
+            yield from shortfall_of_export(self._source, self._listed)
 
     def _complete_export(self) -> None:
         if self._target is not None:

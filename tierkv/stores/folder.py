@@ -132,6 +132,18 @@ def note_export(path: Path, exported: Exported) -> None:
     _write_manifest(path, [*_others(path, exported.namespace), exported])
 
 
+def note_removal(path: Path, namespace: Namespace, chunks: int, frame_bytes: int) -> None:
+    """Take chunks that were removed on purpose out of the manifest's sums, so that they are not missed later.
+
+    Raises:
+        BackendError: it cannot be read or written.
+    """
+    for each in read_manifest(path):
+        if each.namespace == namespace and each.chunks is not None and each.frame_bytes is not None:
+            left = max(0, each.chunks - chunks), max(0, each.frame_bytes - frame_bytes)
+            note_export(path, Exported(namespace, *left))
+
+
 def _others(path: Path, namespace: Namespace) -> list[Exported]:
     fingerprint = namespace.fingerprint()
     return [each for each in read_manifest(path) if each.namespace.fingerprint() != fingerprint]

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from tierkv.abc import DamagedEntry, StoredFrame, StoredNamespace
 from tierkv.errors import TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
+from tierkv.stores.folder import FOLDER, note_removal
 from tierkv.stores.places import Place
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import Store, context_of
@@ -48,8 +50,11 @@ def remove_chunks(
         sums: added to.
         dry_run: whether nothing is deleted.
         progress: receives what was deleted.
+
+    Raises:
+        BackendError: the manifest of an export folder cannot be written.
     """
-    source = iter(frames)
+    source, before = iter(frames), (sums.chunks, sums.frame_bytes)
     while batch := list(islice(source, DELETED_AT_ONCE)):
         keys = [each.key for each in batch if each.key is not None]
         failures = [None] * len(batch) if dry_run else store.delete(keys)
@@ -61,6 +66,9 @@ def remove_chunks(
                 sums.failed += 1
                 yield _finding(store, FindingKind.INCOMPLETE, frame.key, f"cannot be removed: {error}")
         progress(len(batch), sum(each.frame_bytes for each in batch))
+    chunks, frame_bytes = sums.chunks - before[0], sums.frame_bytes - before[1]
+    if chunks and not dry_run and store.place.backend is FOLDER:
+        note_removal(Path(store.place.options.path), store.namespace, chunks, frame_bytes)
 
 
 def chosen_frames(store: Store, chosen: ChunkFilter, sums: Removed) -> Iterator[StoredFrame]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tierkv.abc import DamagedEntry, StoredFrame
 from tierkv.errors import CorruptFrameError, TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
+from tierkv.stores.folder import FOLDER, note_removal, read_manifest
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import ReadFrame, Store
 
@@ -48,26 +50,69 @@ def verify_store(
     Raises:
         BackendError: the store cannot be listed.
     """
+    chosen = chosen or ChunkFilter()
     damage: list[DamagedEntry] = []
-    listed = _frames(store, chosen or ChunkFilter(), damage)
+    listed = _Listing(store, chosen, damage)
+    before, removed_bytes = sums.removed, 0
     for batch in store.read_all(listed):
         yield from _damaged_entries(store, sums, damage, repair=repair)
         for found in batch:
+            removed = sums.removed
             finding = _judged(store, sums, found, repair=repair)
+            removed_bytes += (sums.removed - removed) * found.listed.frame_bytes
             if finding is not None:
                 sums.findings += 1
                 yield finding
         progress(len(batch), sum(found.listed.frame_bytes for found in batch))
     yield from _damaged_entries(store, sums, damage, repair=repair)
+    if chosen.is_open:
+        for finding in shortfall_of_export(store, listed.count):
+            sums.findings += 1
+            yield finding
+    if sums.removed > before and store.place.backend is FOLDER:
+        note_removal(Path(store.place.options.path), store.namespace, sums.removed - before, removed_bytes)
 
 
-def _frames(store: Store, chosen: ChunkFilter, damage: list[DamagedEntry]) -> Iterator[StoredFrame]:
-    """Yield the chosen frames; damage that the listing finds goes to ``damage``."""
-    for entry in store.list_frames():
-        if isinstance(entry, DamagedEntry):
-            damage.append(entry)
-        elif chosen.matches(entry):
-            yield entry
+def shortfall_of_export(store: Store, listed: int) -> Iterator[Finding]:
+    """Yield what an export folder lacks by its manifest; nothing for a tier.
+
+    Args:
+        store: open.
+        listed: chunks that its listing found, damaged ones included.
+
+    Raises:
+        BackendError: the manifest cannot be read.
+    """
+    if store.place.backend is not FOLDER:
+        return
+    for exported in read_manifest(Path(store.place.options.path)):
+        if exported.namespace == store.namespace:
+            model = store.namespace.model
+            if exported.chunks is None:
+                reason = f"the export was interrupted, and {listed} chunks are there. Repeat the export to complete it"
+                yield _finding(store, FindingKind.INCOMPLETE, model, reason)
+            elif listed < exported.chunks:
+                reason = f"the manifest has {exported.chunks} chunks, and {listed} are there"
+                yield _finding(store, FindingKind.MISSING, model, reason)
+
+
+class _Listing:
+    """Chosen frames of a store. Damage that the listing finds goes to ``damage``."""
+
+    def __init__(self, store: Store, chosen: ChunkFilter, damage: list[DamagedEntry]) -> None:
+        self._store = store
+        self._chosen = chosen
+        self._damage = damage
+        self.count = 0
+        """Entries listed so far."""
+
+    def __iter__(self) -> Iterator[StoredFrame]:
+        for entry in self._store.list_frames():
+            self.count += 1
+            if isinstance(entry, DamagedEntry):
+                self._damage.append(entry)
+            elif self._chosen.matches(entry):
+                yield entry
 
 
 def _judged(store: Store, sums: Verified, found: ReadFrame, *, repair: bool) -> Finding | None:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from filled_stores import (
     FRAME_BYTES,
+    SALT,
     chunk_key,
     disk_tier,
     fill,
@@ -398,6 +399,37 @@ def test_upkeep_is_no_use_of_a_namespace(run: Run, tmp_path: Path, backend: str)
     by_model = {row["model"]: row["last_used_s"] for row in told(run("ls", tmp_path / "kv", "--json"))["namespaces"]}
     assert by_model["qwen-7b"] == long_ago < by_model["llama-3-8b"]
     assert told(run("rm", tmp_path / "kv", "--unused-for", "14d", "--yes", "--json"))["namespaces"] == 1
+
+
+def test_verify_says_what_an_export_lacks(run: Run, stack: Path, tmp_path: Path) -> None:
+    """A backup that lost files on its way, or was interrupted, has only whole chunks and is no backup."""
+    folder = tmp_path / "backup"
+    assert run("copy", stack, folder, "--tier", "objects").exit_code == 0
+    assert run("verify", folder).exit_code == 0
+    next(folder.rglob("*.frame")).unlink()
+    (finding,) = told(run("verify", folder, "--json"), 1)["findings"]
+    assert (finding["kind"], finding["subject"]) == ("missing", "llama-3-8b")
+    assert finding["reason"] == "the manifest has 10 chunks, and 9 are there"
+    assert run("verify", folder, "--tenant", SALT).exit_code == 0
+    manifest = json.loads((folder / "tierkv-export.json").read_text())
+    manifest["namespaces"][0] |= {"chunks": None, "frame_bytes": None}
+    (folder / "tierkv-export.json").write_text(json.dumps(manifest))
+    (finding,) = told(run("verify", folder, "--json"), 1)["findings"]
+    assert (finding["kind"], "interrupted, and 9 chunks" in finding["reason"]) == ("incomplete", True)
+
+
+@pytest.mark.parametrize(
+    "words", [("rm", "--key", chunk_key(0).hex()), ("gc", "--to", "32KiB"), ("rm", "--tenant", SALT)]
+)
+def test_what_is_removed_from_an_export_is_not_missed(run: Run, stack: Path, tmp_path: Path, words: list[str]) -> None:
+    """A backup that was shrunk on purpose is complete: its next import must not end with a failure."""
+    folder = tmp_path / "backup"
+    assert run("copy", stack, folder, "--tier", "objects").exit_code == 0
+    command, *options = words
+    before = told(run(command, folder, *options, "--dry-run", "--json"))
+    assert told(run(command, folder, *options, "--yes", "--json"))["chunks"] == before["chunks"] > 0
+    assert run("verify", folder).exit_code == 0
+    assert told(run("copy", folder, tmp_path / "again", "--json"))["chunks"] == 10 - before["chunks"]
 
 
 def place_files(root: Path) -> list[Path]:

@@ -34,8 +34,9 @@ def verify(  # noqa: PLR0913 - click passes each option
     """Read every chunk at PLACE and check it: header, namespace, key, lengths, checksums.
 
     No codec is opened, so encrypted chunks are checked without their key. A damaged chunk costs an engine nothing but a
-    miss: it refuses the chunk, and computes it again. Without --repair it runs beside an engine. Exit code 0: all
-    chunks are whole; 1: damage was found (also if it was repaired).
+    miss: it refuses the chunk, and computes it again. Without --repair it runs beside an engine. An export
+    folder is compared with its manifest too: chunks that it lacks, an export that was interrupted. Exit code 0: all
+    chunks are whole; 1: something was found (also if it was repaired).
 
     \b
     Examples:
