@@ -1,13 +1,15 @@
 """Pages of a GPU into pinned host slots and back, beside one pinned copy of the same bytes in one piece.
 
 No rows where there is no CUDA device. ``copies`` is what the GPU has to do: gather and device to host, host to device
-and scatter. ``whole`` is what an engine gets: the same through the worker, with checksums on copy threads.
+and scatter. ``whole`` is what an engine gets: the same through the worker, with checksums on copy threads. ``beside``
+is a matrix product while the worker stores and loads, beside the same product alone: what copies cost the model.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -38,6 +40,8 @@ LAYOUTS = (
     Layout("64 KiB chunks of one page", 1, 1),
 )
 COPY_THREADS = 8
+PRODUCT = 8192
+"""Rows and columns of the matrices beside which the worker copies."""
 _POLL_S = 20e-6
 
 
@@ -54,6 +58,7 @@ def run(settings: Settings) -> Iterator[Row]:
         bench = _Bench(layout, total // layout.chunk_bytes, torch.device("cuda"))
         try:
             yield from bench.rows(settings)
+            yield from bench.rows_beside(settings)
         finally:
             bench.close()
 
@@ -87,7 +92,7 @@ class _Bench:
         self._keys = tuple(make_key(number.to_bytes(32, "big"), 0) for number in range(chunks))
 
     def _bare_copies(self, slots: RankSlice) -> Copies:
-        from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - imports torch, an extra
+        from tierkv.worker.cuda.copies import cuda_copies  # noqa: PLC0415 - imports torch, an extra
 
         return cuda_copies(slots, [self._pages], _run_now, GPU_STAGING_BYTES)
 
@@ -107,6 +112,47 @@ class _Bench:
             yield self._row(f"{what}, copies, {self._layout.name}", turns[0], turns[2])
             yield self._row(f"{what}, whole, {self._layout.name}", turns[1], turns[2])
         self._verify()
+
+    def rows_beside(self, settings: Settings) -> Iterator[Row]:
+        """Measure a matrix product alone, and while the worker stores and loads in turn."""
+        size = settings.pick(PRODUCT, 256)
+        product = _Product(self._torch, size, settings.pick(200, 4))
+        copied: list[Cost] = []
+        alone, beside = take_turns([product.run, partial(self._beside, product, copied)], settings.rounds)
+        operations = 2 * size**3 * product.times / 1e12
+        moved = 2 * self._chunks * self._layout.chunk_bytes / GB
+        yield Row(
+            f"product beside copies, {self._layout.name}",
+            "TFLOP/s",
+            operations / medians(beside).wall_s,
+            "the product alone",
+            operations / medians(alone).wall_s,
+            wall_ratios(alone, beside),
+            Target("ratio", ">=", 0.9),
+            {"GB/s stored and loaded meanwhile": moved / medians(copied).wall_s} if copied else {},
+        )
+
+    def _beside(self, product: _Product, copied: list[Cost]) -> Cost:
+        """Run the product while another thread stores and loads all chunks, again and again."""
+        ended, failed = threading.Event(), []
+
+        def work() -> None:
+            try:
+                while not ended.is_set():
+                    copied.append(timed(lambda: (self._whole(is_store=True), self._whole(is_store=False))))
+            except RuntimeError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            cost = product.run()
+        finally:
+            ended.set()
+            thread.join()
+        if failed:
+            raise failed[0]
+        return cost
 
     def _row(self, what: str, ours: list[Cost], plain: list[Cost]) -> Row:
         gigabytes = self._chunks * self._layout.chunk_bytes / GB
@@ -194,6 +240,26 @@ class _Bench:
             way(is_store=False)
             if not all(map(self._torch.equal, self._pages, self._expected)):
                 raise RuntimeError("what was loaded is not what was stored")
+
+
+class _Product:
+    """Matrix product that keeps the GPU busy."""
+
+    def __init__(self, torch: Any, size: int, times: int) -> None:  # noqa: ANN401 - an extra
+        self._torch = torch
+        self.times = times
+        self._left, self._right = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        self._result = torch.empty_like(self._left)
+
+    def run(self) -> Cost:
+        """Multiply some times. Other streams are not waited for."""
+
+        def work() -> None:
+            for _ in range(self.times):
+                self._torch.matmul(self._left, self._right, out=self._result)
+            self._torch.cuda.current_stream().synchronize()
+
+        return timed(work)
 
 
 def _run_now(function: Callable[[], Any]) -> Future[Any]:

@@ -21,7 +21,7 @@ from tierkv.frames.frame import HEADER_BYTES
 from tierkv.stack.opening import open_staged_stack
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
-from tierkv.worker.cuda_pages import DevicePages
+from tierkv.worker.cuda.pages import DevicePages
 from tierkv.worker.pages import HostPages
 from tierkv.worker.worker import Worker
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from tierkv.worker.cuda_runtime import Event, Stream
+from tierkv.worker.cuda.batch_copy import Numbers
+from tierkv.worker.cuda.runtime import Event, Stream
 
 
 class HandEvent:
@@ -59,10 +61,16 @@ class HandStream:
 
 
 class HandDevice:
-    """Simulated device. ``pinnable``: whether memory can be pinned."""
+    """Simulated device. ``pinnable``: whether memory can be pinned. ``has_batches``: whether copies come in batches.
 
-    def __init__(self, *, pinnable: bool = True) -> None:
+    Attributes:
+        batches: number of copies of each batch.
+    """
+
+    def __init__(self, *, pinnable: bool = True, has_batches: bool = True) -> None:
         self.pinnable = pinnable
+        self.has_batches = has_batches
+        self.batches: list[int] = []
         self.is_broken = False
         self.is_full = False
         self.recorded = self.passed = self.queries = self.waits = self.synchronized = 0
@@ -91,6 +99,14 @@ class HandDevice:
         if self.is_full:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return torch.tensor(ids, dtype=torch.int64)
+
+    def copy_batch(self, targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
+        if self.is_full:
+            raise RuntimeError("CUDA error 2: out of memory")
+        assert self.has_batches
+        self.batches.append(len(sizes))
+        for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+            ctypes.memmove(target, source, size)
 
     def register(self, address: int, num_bytes: int) -> bool:
         if self.pinnable:

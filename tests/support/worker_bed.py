@@ -18,8 +18,10 @@ from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
-from tierkv.worker.cuda_copies import CudaCopies
-from tierkv.worker.cuda_pages import DevicePages
+from tierkv.worker.cuda.batch_copy import load_batch_copy
+from tierkv.worker.cuda.copies import DIRECT_BYTES, CudaCopies
+from tierkv.worker.cuda.pages import DevicePages
+from tierkv.worker.cuda.runtime import CudaDevice
 from tierkv.worker.worker import Worker
 
 NAMESPACE = bytes(range(16))
@@ -28,10 +30,14 @@ GEOMETRY = Geometry.of(SPEC, blocks=3)
 NUM_BLOCKS = 32
 
 HOST, HAND = "host", "hand"
-CUDA = pytest.param(
-    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-)
-DEVICES = [HOST, HAND, CUDA]
+HAND_DIRECT, HAND_SINGLY = "hand, directly", "hand, singly"
+"""Ways of copying: pages from their blocks to the slots; staged, and one by one, as with an older driver."""
+_NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+CUDA = pytest.param("cuda", marks=_NEEDS_CUDA)
+DEVICES = [
+    HOST, HAND, HAND_DIRECT, HAND_SINGLY,
+    CUDA, pytest.param("cuda, directly", marks=_NEEDS_CUDA), pytest.param("cuda, singly", marks=_NEEDS_CUDA),
+]  # fmt: skip
 """Devices of a worker's tensors. The same tests run on all."""
 
 
@@ -46,11 +52,12 @@ class Bed:
         geometry: Geometry = GEOMETRY,
         pinnable: bool = True,
         staging_bytes: int = 1200,
+        piece_bytes: int = 1200,
     ) -> None:
         rng = np.random.default_rng(7)
         self.geometry = geometry
-        self.device = device
-        self.hand = HandDevice(pinnable=pinnable)
+        self.device, _, way = device.partition(", ")
+        self.hand = HandDevice(pinnable=pinnable, has_batches=way != "singly")
         self.caches: list[list[Any]] = [
             [rng.integers(0, 255, (NUM_BLOCKS, size), dtype=np.uint8) for size in group.page_bytes]
             for group in geometry.groups
@@ -61,13 +68,19 @@ class Bed:
         self.gate = Event()
         self.gate.set()
         self.worker = Worker(self.arena, self.sealer, geometry, self.submit, verify_loads=verify_loads)
-        if device == "cuda":
+        if self.device == "cuda":
             self.caches = [[torch.from_numpy(tensor).cuda() for tensor in group] for group in self.caches]
         self.worker.register_kv_caches(self.caches)
-        if device == HAND:  # over the same memory
-            tensors = [[torch.from_numpy(tensor) for tensor in group] for group in self.caches]
+        if self.device == HAND or way:
+            is_hand = self.device == HAND  # over the same memory
+            tensors = [[torch.from_numpy(t) if is_hand else t for t in group] for group in self.caches]
             pages = DevicePages(geometry, tensors)
-            self.worker._copies = CudaCopies(self.worker._rank_slice, pages, self.submit, self.hand, 4 * staging_bytes)
+            real = CudaDevice(pages.device, None if is_hand or way == "singly" else load_batch_copy())
+            self.worker._copies.close()  # type: ignore[union-attr]  # they are registered
+            self.worker._copies = CudaCopies(
+                self.worker._rank_slice, pages, self.submit, self.hand if is_hand else real, 4 * staging_bytes,
+                direct_bytes=1 if way == "directly" else DIRECT_BYTES, piece_bytes=piece_bytes,
+            )  # fmt: skip
 
     def submit(self, copy: Callable[[], Any]) -> Future[Any]:
         """Run a copy on the one copy thread, after the gate opens."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_bed import CUDA, GEOMETRY, HAND, NUM_BLOCKS, SPEC, Bed, job
+from worker_bed import CUDA, GEOMETRY, HAND, HAND_DIRECT, NUM_BLOCKS, SPEC, Bed, job
 from worker_ranks import config_of, spec_of
 
 import tierkv
@@ -24,8 +25,10 @@ from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
-from tierkv.worker.cuda_copies import CudaCopies
-from tierkv.worker.cuda_pages import DevicePages
+from tierkv.worker.cuda.batch_copy import BatchCopy, Numbers, load_batch_copy
+from tierkv.worker.cuda.copies import CudaCopies
+from tierkv.worker.cuda.pages import DevicePages
+from tierkv.worker.cuda.runtime import CudaDevice
 from tierkv.worker.pages import HostPages
 from tierkv.worker.rank_slice import RankSlice
 
@@ -117,6 +120,51 @@ def test_transfers_are_timed_by_the_gpu(bed: Bed) -> None:
     bed.worker.start_step(ConnectorMeta(loads=(job(3, [1, 2, 3], store=False),)))
     bed.worker.drain()
     assert bed.worker.get_finished().transfers == {"CPU_to_GPU": [{"op_size": 576, "op_time": 0.001}]}
+
+
+def test_a_piece_is_sealed_while_others_are_copied(bed: Bed) -> None:
+    """A long job does not wait for its last copy: the checksums of each piece follow its own."""
+    start(bed, stores=(job(1, list(range(1, 13)), store=True),))  # two pieces of two chunks
+    bed.hand.passed = bed.hand.recorded - 1  # all but the last event
+    assert bed.worker.get_finished().is_empty
+    bed.pool.submit(int).result(10)
+    assert [bed.arena.slot(slot)[0] != 0 for slot in range(4)] == [True, True, False, False]
+    assert not finish(bed)
+    assert bed.arena.slot(3)[0]
+
+
+@pytest.mark.parametrize("refused", [2, 5])
+def test_a_refused_piece_fails_its_chunks_alone(bed: Bed, refused: int) -> None:
+    """The copy threads' queue may be full in the middle of a job, of copies or of seals: other pieces are stored."""
+    copies = bed.worker._copies
+    assert isinstance(copies, CudaCopies)
+    submit, full, asked = copies._submit, CopyPool(jobs_max=1, spawn=lambda *_: None), []  # type: ignore[arg-type,return-value]  # no thread
+    full.submit(int)
+
+    def some(function: Callable[[], Any]) -> Any:
+        asked.append(function)
+        return full.submit(function) if len(asked) == refused else submit(function)
+
+    copies._submit = some
+    stored = job(1, list(range(1, 19)), store=True)  # three pieces of two chunks
+    transfer = copies.start(stored)
+    transfer.wait()
+    result = transfer.result()
+    assert result.failed == frozenset(stored.keys[2:4])
+    assert result.checksums == (b"",) * 6, "one for each chunk: those of several workers are counted"
+    assert [bed.arena.slot(slot)[0] != 0 for slot in range(6)] == [True, True, False, False, True, True]
+
+
+def test_long_runs_are_copied_directly() -> None:
+    """Pages that follow one another are one copy for each tensor, and no staging memory is touched."""
+    bed = Bed(HAND_DIRECT)
+    copies = bed.worker._copies
+    assert isinstance(copies, CudaCopies)
+    assert not bed.run(stores=(job(1, [1, 2, 3, 7, 5, 6], store=True),))
+    assert bed.hand.batches == [2 * 3], "one run of the first chunk, two of the second; two tensors"
+    assert not bed.run(loads=(job(2, [11, 12, 13, 17, 15, 16], store=False),))
+    assert all((next(streams).staging == 0xAB).all() for streams in (copies._store_streams, copies._load_streams))
+    bed.close()
 
 
 def test_flushed_jobs_are_waited_for(bed: Bed) -> None:
@@ -276,6 +324,90 @@ def test_both_kinds_of_pages_have_one_layout(case: tuple[Geometry, list[tuple[in
             np.testing.assert_array_equal(tensor, expected)
 
 
+@given(layouts())
+def test_direct_copies_have_the_same_layout(case: tuple[Geometry, list[tuple[int, list[int]]]]) -> None:
+    """Whether pages are staged or copied directly, a part has the same bytes; runs end with their chunk and tensor."""
+    geometry, chunks = case
+    sizes = geometry.groups[0]
+    rng = np.random.default_rng(4)
+    tensors = [rng.integers(0, 256, (20, size), dtype=np.uint8) for size in sizes.page_bytes]
+    on_host, on_device = HostPages(geometry, [tensors]), DevicePages(geometry, [list(map(torch.from_numpy, tensors))])
+    parts, expected = np.zeros((2, len(chunks), sizes.worker_bytes), np.uint8)
+    addresses = np.array([part.ctypes.data for part in parts], np.uint64)
+    runs = on_device.runs(0, chunks, addresses)
+    copy_all(runs.parts, runs.pages, runs.sizes, 0)
+    for part, (skip, blocks) in zip(expected, chunks, strict=True):
+        on_host.gather(0, skip, blocks, part)
+    np.testing.assert_array_equal(parts, expected)
+    ends = sum(1 for _, ids in chunks for i in range(len(ids)) if not i or ids[i] != ids[i - 1] + 1)
+    assert len(runs.sizes) == ends * len(tensors)
+
+
+# -- the driver's call -------------------------------------------------------------------------------------------------
+
+DRIVER_CALL = ctypes.CFUNCTYPE(
+    ctypes.c_int, *[ctypes.POINTER(ctypes.c_uint64)] * 3, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int * 6),
+    ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p,
+)  # fmt: skip
+"""Type of cuMemcpyBatchAsync. Its attributes are six numbers of four bytes."""
+
+
+def driver_of(function: Callable[..., int]) -> Any:
+    """Return a C function without types of its own, as a library has, and what keeps it alive."""
+    call = DRIVER_CALL(function)
+    address = ctypes.cast(call, ctypes.c_void_p).value
+    assert address
+    void, size = ctypes.c_void_p, ctypes.c_size_t
+    raw = ctypes.CFUNCTYPE(ctypes.c_int, void, void, void, size, void, void, size, void, void)(address)
+    raw.call = call  # type: ignore[attr-defined]
+    return raw
+
+
+def copy_all(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
+    """Copy as the driver would."""
+    for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+        ctypes.memmove(target, source, size)
+
+
+def test_the_driver_gets_what_its_manual_says() -> None:
+    """One set of attributes from copy 0 on, in the order of the stream; arrays of 64 bits, whatever their strides."""
+    seen = []
+
+    def driver(targets: Any, sources: Any, sizes: Any, count: int, attributes: Any, first: Any, *rest: Any) -> int:
+        seen.append((list(attributes.contents), first[0], rest[0], rest[2]))
+        copy_all(*(np.array(numbers[:count], np.uint64) for numbers in (targets, sources, sizes)), 0)
+        return 0
+
+    copy = BatchCopy(driver_of(driver))
+    source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
+    rows = np.arange(0, 64, 16, dtype=np.uint64)
+    copy(
+        rows[::-1] + np.uint64(target.ctypes.data), rows + np.uint64(source.ctypes.data), np.full(4, 16, np.uint64), 77
+    )
+    np.testing.assert_array_equal(target.reshape(4, 16), source.reshape(4, 16)[::-1])
+    assert seen == [([1, 0, 0, 0, 0, 0], 0, 1, 77)]
+    copy(rows[:0], rows[:0], rows[:0], 77)
+    assert len(seen) == 1, "no copies, no call"
+
+
+def test_an_error_of_the_driver_is_an_error_of_the_batch() -> None:
+    """The number that CUDA returns, and the copy that it names."""
+
+    def driver(*arguments: Any) -> int:
+        arguments[7][0] = 3
+        return 1
+
+    numbers = np.zeros(4, np.uint64)
+    with pytest.raises(RuntimeError, match="CUDA error 1: 4 copies could not be enqueued, at number 3"):
+        BatchCopy(driver_of(driver))(numbers, numbers, numbers, 1)
+
+
+def test_drivers_without_the_call_are_used_without_it() -> None:
+    """No NVIDIA driver, or one from before CUDA 12.8."""
+    assert load_batch_copy("libnothing.so.1") is None
+    assert load_batch_copy("libc.so.6") is None
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
 def test_any_dtype_is_copied_as_bytes(dtype: torch.dtype) -> None:
     """Bit patterns that are no numbers must survive: pages are copied as integers."""
@@ -345,3 +477,19 @@ def test_the_arena_is_pinned_for_cuda(device: str) -> None:
     bed.worker.shutdown()
     assert not torch.from_numpy(bed.arena.payload(0)).is_pinned()
     bed.close()
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("fault", ["error", "wrong bytes"])
+def test_a_driver_that_fails_its_trial_is_not_asked_again(
+    device: str, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A foreign driver may have the call and not perform it: copies go one by one then, and a warning says so."""
+
+    def driver(*arguments: Any) -> int:
+        return int(fault == "error")
+
+    assert CudaDevice(torch.device(device), load_batch_copy()).has_batches
+    with caplog.at_level(logging.WARNING):
+        assert not CudaDevice(torch.device(device), BatchCopy(driver_of(driver))).has_batches
+    assert "not used" in caplog.text

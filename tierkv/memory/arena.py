@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,20 @@ class HostArena:
         if self._bytes is None:
             raise ValueError("the arena is closed")
         return self._bytes[start:end].reshape(count, self.slot_bytes)[:, HEADER_BYTES:]
+
+    def payload_addresses(self, slots: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """Return the address of the payload of each slot, for a copy engine. The caller keeps a :meth:`payload` of one.
+
+        Raises:
+            IndexError: there is no such slot.
+            ValueError: the arena is closed.
+        """
+        for slot in (min(slots), max(slots)) if slots else ():
+            self._start(slot)
+        if self._bytes is None:
+            raise ValueError("the arena is closed")
+        begin = self._bytes.ctypes.data + HEADER_BYTES
+        return np.asarray(slots, np.uint64) * np.uint64(self.slot_bytes) + np.uint64(begin)
 
     def populate(self, start: int, length: int) -> None:
         """Provide pages for ``length`` bytes from ``start``, in multiples of a page. The content does not change.

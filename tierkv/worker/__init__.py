@@ -4,8 +4,8 @@ Nouns:
 
 * :class:`~tierkv.worker.worker.Worker`: runs the jobs of one rank in the order that each step requires.
 * *Job*: chunks to store or to load together; see :class:`tierkv.types.transfers.TransferJob`.
-* *Copies*: starts transfers, on the host's cores (``host_copies``) or on a GPU's copy engines (``cuda_copies``).
-* *Pages*: KV tensors as bytes, gathered into a part of a slot and scattered from it (``pages``, ``cuda_pages``).
+* *Copies*: starts transfers, on the host's cores (``host_copies``) or on a GPU's copy engines (wing ``cuda``).
+* *Pages*: KV tensors as bytes, gathered into a part of a slot and scattered from it (``pages``, ``cuda.pages``).
 * :class:`~tierkv.worker.rank_slice.RankSlice`: the parts of the slots that belong to one rank.
 * On the scheduler's side: :class:`~tierkv.worker.rank_reports.RankReports` merges the reports of several workers;
   :class:`~tierkv.worker.staged_seals.StagedSeals` seals the stores of an engine that schedules itself;

@@ -72,12 +72,7 @@ class HostPages:
 
     def has_blocks(self, job: ChunksInBlocks) -> bool:
         """Whether all blocks of a job exist. One question for a job costs less than one for each chunk."""
-        start = 0
-        for num_blocks, size in zip(self._num_blocks, job.group_sizes, strict=True):
-            ids, start = job.block_ids[start : start + size], start + size
-            if ids and not 0 <= min(ids) <= max(ids) < num_blocks:
-                return False
-        return True
+        return has_blocks(job, self._num_blocks)
 
     def _pieces(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> Iterator[Bytes]:
         chunk_blocks, yielded = self._blocks_per_chunk, 0
@@ -175,6 +170,16 @@ def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
             raise EngineProtocolError(
                 f"group {group.index}: {len(tensors)} tensors were registered, the spec has {len(group.page_bytes)}"
             )
+
+
+def has_blocks(job: ChunksInBlocks, num_blocks: Sequence[int]) -> bool:
+    """Whether all blocks of a job exist. num_blocks: number of blocks of each group."""
+    start = 0
+    for count, size in zip(num_blocks, job.group_sizes, strict=True):
+        ids, start = job.block_ids[start : start + size], start + size
+        if ids and not 0 <= min(ids) <= max(ids) < count:
+            return False
+    return True
 
 
 def check_block_ids(group: int, block_ids: Sequence[int], num_blocks: int) -> None:

@@ -13,8 +13,11 @@ after its frame had been verified, or sealed here, and a refusal could not be re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from tierkv.errors import CorruptFrameError, EngineProtocolError
 from tierkv.frames.frame import HEADER_BYTES, checksum, checksum_of_pieces
@@ -82,6 +85,14 @@ class RankSlice:
         """Return this worker's parts of the slots from ``first`` to ``last``, up or down, one a row."""
         rows = self.arena.payloads(min(first, last), abs(last - first) + 1)[:, self._ranges[group]]
         return rows if first <= last else rows[::-1]
+
+    def part_addresses(self, slots: Sequence[int], group: int) -> npt.NDArray[np.uint64]:
+        """Return the address of this worker's parts of each slot, for a copy engine.
+
+        Raises:
+            IndexError: there is no such slot.
+        """
+        return self.arena.payload_addresses(slots) + np.uint64(self._ranges[group].start)
 
     def stores(self, slot: int, group: int) -> bool:
         """Whether this worker stores a chunk of ``group`` to a slot. Otherwise one with equal pages does."""

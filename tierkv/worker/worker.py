@@ -118,7 +118,7 @@ class Worker:
             self.wait(list(self._running))
             self._copies.close()
         if getattr(caches[0][0], "is_cuda", False):
-            from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
+            from tierkv.worker.cuda.copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
 
             self._copies = cuda_copies(self._rank_slice, caches, self._submit, self._gpu_staging_bytes)
         else:

@@ -8,12 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
+
+from tierkv.worker.cuda.batch_copy import BatchCopy, Numbers, load_batch_copy
 
 _log = logging.getLogger(__name__)
 
 _REGISTER_PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every GPU of this process, not only for the current one."""
+_TRIAL_BYTES = 4096
+"""Bytes that are copied to the device and back at the start, in four copies each way."""
 
 
 class Event(Protocol):
@@ -48,6 +53,9 @@ class Stream(Protocol):
 class Device(Protocol):
     """GPU."""
 
+    has_batches: bool
+    """Whether there is :meth:`copy_batch`."""
+
     def now(self) -> Event:
         """Return a point behind the work that the caller's thread has enqueued on its current stream."""
 
@@ -62,6 +70,18 @@ class Device(Protocol):
 
     def upload(self, ids: Sequence[int]) -> torch.Tensor:
         """Copy block ids to the device, on the current stream."""
+
+    def copy_batch(self, targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
+        """Enqueue copies between the device and pinned memory, on the current stream, which is not the default one.
+
+        Args:
+            targets: addresses.
+            sources: addresses, as many.
+            sizes: bytes, as many.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
 
     def register(self, address: int, num_bytes: int) -> bool:
         """Pin host memory, so that copies run asynchronously. Returns whether it succeeded."""
@@ -109,10 +129,13 @@ class CudaDevice:
 
     Args:
         device: device of the KV tensors.
+        batch_copy: the driver's call for many copies; None: the driver has none.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, batch_copy: BatchCopy | None = None) -> None:
         self._device = device
+        self._batch_copy = batch_copy
+        self.has_batches = batch_copy is not None and self._batches_are_right()
 
     def now(self) -> Event:
         """Return a point behind the current stream's work so far."""
@@ -135,6 +158,34 @@ class CudaDevice:
         """Copy block ids to the device, through pinned memory: otherwise the copy would wait for the stream."""
         return torch.tensor(ids, dtype=torch.int64, pin_memory=True).to(self._device, non_blocking=True)
 
+    def copy_batch(self, targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
+        """Enqueue copies on the current stream."""
+        if self._batch_copy is None:
+            raise RuntimeError("this driver has no call for many copies")
+        self._batch_copy(targets, sources, sizes, torch.cuda.current_stream(self._device).cuda_stream)
+
+    def _batches_are_right(self) -> bool:
+        """Copy some bytes to the device and back. A driver that fails at this gets copies one by one."""
+        try:
+            with CudaStream(self._device).use():
+                there, here = self.memory(_TRIAL_BYTES), self.pinned(2 * _TRIAL_BYTES)
+                here.copy_(torch.arange(2 * _TRIAL_BYTES) % 251)
+                rows = np.arange(0, _TRIAL_BYTES, _TRIAL_BYTES // 4, dtype=np.uint64)
+                sizes = np.full(len(rows), _TRIAL_BYTES // 4, np.uint64)
+                away, back = rows + np.uint64(here.data_ptr()), rows[::-1] + np.uint64(here.data_ptr() + _TRIAL_BYTES)
+                device = rows + np.uint64(there.data_ptr())
+                self.copy_batch(device, away, sizes)
+                self.copy_batch(back, device, sizes)
+                torch.cuda.current_stream(self._device).synchronize()
+            first, second = here.view(2, 4, -1)
+            is_right = torch.equal(first, second.flip(0))
+            reason = "it copied wrong bytes"
+        except RuntimeError as error:
+            is_right, reason = False, str(error)
+        if not is_right:
+            _log.warning("the driver's copies in batches are not used: %s; copies of small chunks are slower", reason)
+        return is_right
+
     def register(self, address: int, num_bytes: int) -> bool:
         """Pin host memory. Logs a warning and returns False if CUDA refuses."""
         with torch.cuda.device(self._device):  # with another current device, the call would create a context there
@@ -150,6 +201,11 @@ class CudaDevice:
     def unregister(self, address: int) -> None:
         """Unpin host memory."""
         _cudart().cudaHostUnregister(address)
+
+
+def cuda_device(device: torch.device) -> CudaDevice:
+    """Return the GPU of a torch device, with the driver's call for many copies if it has one that works."""
+    return CudaDevice(device, load_batch_copy())
 
 
 def _cudart() -> Any:  # noqa: ANN401 - a module made of C functions

@@ -1,21 +1,27 @@
 """Pages of KV tensors on a GPU: one indexed copy per tensor and batch of chunks, never a loop over pages.
 
 Pages are moved as integers of the widest type that divides them, because an indexed copy handles one element per GPU
-thread. The code runs on tensors of any device. :mod:`tierkv.worker.cuda_copies` decides the order.
+thread. The code runs on tensors of any device. :mod:`.copies` decides the order.
+
+Where pages are long, no indexed copy is needed: the copy engine takes them from their blocks to the slot. For this,
+:meth:`DevicePages.runs` gives addresses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from tierkv.errors import EngineProtocolError
 from tierkv.types.geometry import Geometry, GroupGeometry
-from tierkv.worker.pages import check_block_ids, check_counts
+from tierkv.types.transfers import ChunksInBlocks
+from tierkv.worker.cuda.batch_copy import Numbers
+from tierkv.worker.pages import check_block_ids, check_counts, has_blocks
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
@@ -36,6 +42,22 @@ class _Group:
     """Begin of their range in the worker's parts, in words."""
     num_blocks: int
     """Blocks of the shortest tensor."""
+    addresses: Numbers
+    """Of each tensor."""
+    page_bytes: Numbers
+    """Of each tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRuns:
+    """Pages that follow one another both in a tensor and in a part, as operands of copies."""
+
+    pages: Numbers
+    """Address of each run on the device."""
+    parts: Numbers
+    """Its address in the part of a slot."""
+    sizes: Numbers
+    """Its bytes."""
 
 
 class DevicePages:
@@ -79,6 +101,46 @@ class DevicePages:
         for pages, stretch, some in self._stretches(group, chunks, ids, staging, clear=False):
             pages.index_put_((some,), stretch)
 
+    def runs(self, group: int, chunks: Sequence[ChunkBlocks], parts: Numbers) -> PageRuns:
+        """Return the runs of pages of chunks of one group, which must have one part for each worker.
+
+        Args:
+            group: group of all the chunks.
+            chunks: blocks of each chunk; their ids exist.
+            parts: address of each chunk's part.
+        """
+        tensors, found = self._groups[group], []
+        page_bytes = tensors.page_bytes
+        starts = (np.cumsum(page_bytes) - page_bytes) * np.uint64(self._blocks_per_chunk)
+        for first, count, skip, take in _alike(chunks):
+            if not take:
+                continue
+            ids = np.fromiter(chain.from_iterable(ids for _, ids in chunks[first : first + count]), np.int64)
+            begins = np.ones((count, take), bool)  # a run ends with its chunk
+            np.not_equal(ids[1:], ids[:-1] + 1, out=begins.reshape(-1)[1:])
+            begins[:, 0] = True
+            at = np.flatnonzero(begins)
+            lengths = np.diff(at, append=count * take).astype(np.uint64)
+            number, block = np.divmod(at, take)
+            blocks = (block + skip).astype(np.uint64)
+            found.append(
+                (
+                    tensors.addresses + ids[at].astype(np.uint64)[:, None] * page_bytes,
+                    parts[first + number][:, None] + starts + blocks[:, None] * page_bytes,
+                    lengths[:, None] * page_bytes,
+                )
+            )
+        if not found:
+            none = np.empty(0, np.uint64)
+            return PageRuns(none, none, none)
+        return PageRuns(
+            *(np.concatenate([numbers.reshape(-1) for numbers in column]) for column in zip(*found, strict=True))
+        )
+
+    def has_blocks(self, job: ChunksInBlocks) -> bool:
+        """Whether all blocks of a job exist. One question for a job costs less than one for each chunk."""
+        return has_blocks(job, [tensors.num_blocks for tensors in self._groups])
+
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
         """Check that block ids exist.
 
@@ -98,7 +160,7 @@ class DevicePages:
         tensors, part_bytes = self._groups[group], self._sizes[group].worker_bytes
         parts = staging[: len(chunks) * part_bytes].view(tensors.word).view(len(chunks), -1)
         offset = 0
-        for first, count, skip, take in _runs(chunks):
+        for first, count, skip, take in _alike(chunks):
             run = parts[first : first + count]
             if clear and take < self._blocks_per_chunk:
                 run.zero_()
@@ -112,7 +174,7 @@ class DevicePages:
                 yield pages, run[:, begin : begin + take * words].view(count, take, *pages.shape[1:]), some
 
 
-def _runs(chunks: Sequence[ChunkBlocks]) -> Iterator[tuple[int, int, int, int]]:
+def _alike(chunks: Sequence[ChunkBlocks]) -> Iterator[tuple[int, int, int, int]]:
     """Yield runs of neighbouring chunks with equal skip and take: number of the first, length, skip, take."""
     first = 0
     for number in range(1, len(chunks) + 1):
@@ -131,7 +193,10 @@ def _group(sizes: GroupGeometry, tensors: Sequence[Any], blocks_per_chunk: int, 
         places = [place for row in rows for place in (row.shape[1] // runs, row.data_ptr())]
         if all(place % word_bytes == 0 for place in places):
             pages = _pieces([row.view(word) for row in rows], sizes)
-            return _Group(word, pages, tuple(s // word_bytes for s in starts[:-1]), min(map(len, rows)))
+            return _Group(
+                word, pages, tuple(start // word_bytes for start in starts[:-1]), min(map(len, rows)),
+                np.array([row.data_ptr() for row in rows], np.uint64), np.array(sizes.page_bytes, np.uint64),
+            )  # fmt: skip
     raise AssertionError("a page has whole bytes")  # pragma: no cover - the last word is one byte
 
 
