@@ -138,7 +138,8 @@ def test_a_refused_piece_fails_its_chunks_alone(bed: Bed, refused: int) -> None:
     """The copy threads' queue may be full in the middle of a job, of copies or of seals: other pieces are stored."""
     copies = bed.worker._copies
     assert isinstance(copies, CudaCopies)
-    submit, full, asked = copies._submit, CopyPool(jobs_max=1, spawn=lambda *_: None), []  # type: ignore[arg-type,return-value]  # no thread
+    submit, asked = copies._submit, []
+    full = CopyPool(jobs_max=1, spawn=lambda *_: None)  # type: ignore[arg-type]  # no thread
     full.submit(int)
 
     def some(function: Callable[[], Any]) -> Any:
@@ -335,7 +336,7 @@ def test_direct_copies_have_the_same_layout(case: tuple[Geometry, list[tuple[int
     parts, expected = np.zeros((2, len(chunks), sizes.worker_bytes), np.uint8)
     addresses = np.array([part.ctypes.data for part in parts], np.uint64)
     runs = on_device.runs(0, chunks, addresses)
-    copy_all(runs.parts, runs.pages, runs.sizes, 0)
+    copy_all(runs.parts, runs.pages, runs.sizes)
     for part, (skip, blocks) in zip(expected, chunks, strict=True):
         on_host.gather(0, skip, blocks, part)
     np.testing.assert_array_equal(parts, expected)
@@ -363,7 +364,7 @@ def driver_of(function: Callable[..., int]) -> Any:
     return raw
 
 
-def copy_all(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
+def copy_all(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
     """Copy as the driver would."""
     for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(target, source, size)
@@ -375,7 +376,7 @@ def test_the_driver_gets_what_its_manual_says() -> None:
 
     def driver(targets: Any, sources: Any, sizes: Any, count: int, attributes: Any, first: Any, *rest: Any) -> int:
         seen.append((list(attributes.contents), first[0], rest[0], rest[2]))
-        copy_all(*(np.array(numbers[:count], np.uint64) for numbers in (targets, sources, sizes)), 0)
+        copy_all(*[np.array(numbers[:count], np.uint64) for numbers in (targets, sources, sizes)])
         return 0
 
     copy = BatchCopy(driver_of(driver))
