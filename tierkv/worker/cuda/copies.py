@@ -1,4 +1,4 @@
-"""What a job of a worker enqueues on the GPU.
+"""Copies of a worker's job on the GPU: directly between blocks and slots, or staged.
 
 A store waits on its stream for the work that the engine had enqueued, so the step that computed the blocks is over.
 Then the copy engine takes pages from their blocks to the slots. When the event behind the copies has passed, a copy

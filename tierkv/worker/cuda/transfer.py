@@ -135,7 +135,7 @@ class _Piece:
             wait((self._finished,))
 
     def result(self) -> CopyResult:
-        """Return its result."""
+        """Return the keys that failed, and the checksums. Every key of a piece that could not run has failed."""
         finished = self._finished
         if finished is None or finished.cancelled() or finished.exception() is not None:
             return CopyResult(self._keys(), (b"",) * len(self._numbers) if self._job.is_store else ())
