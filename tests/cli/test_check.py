@@ -127,6 +127,17 @@ def test_mistakes_of_file_plugins_and_machine_are_listed_in_one_pass(tierkv: Run
     assert "the disk is on fire" in plain.stdout
 
 
+def test_a_tier_whose_name_is_taken_is_named_by_its_place(tierkv: Run, stack: Stack) -> None:
+    """The message speaks of `tiers[1]`, so the rows of that tier must be found beside it."""
+    path = stack("folder", "folder")
+    config = json.loads(path.read_text())
+    config["tiers"][1]["name"] = config["tiers"][0]["name"] = "cache"
+    path.write_text(json.dumps(config))
+    said = tierkv("check", path, "--json")
+    assert {found["tier"] for found in json.loads(said.stdout)["findings"]} >= {"cache", "tiers-1"}
+    assert "tiers[1].name" in said.stderr
+
+
 @pytest.mark.parametrize(
     ("wrong", "lines"),
     [

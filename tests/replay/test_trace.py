@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """No file, no gzip, no text, a truncated file: each is reported, and none counts as the trace's end."""
     whole = gzip.compress(b"".join(b'{"timestamp": %d, "hash_ids": []}\n' % i for i in range(5_000)))
     for name, content, words in (
-        ("absent.jsonl", None, "No such file"),
+        ("absent.jsonl", None, "there is no such file"),
         ("plain.gz", LINES.encode(), "Not a gzipped file"),
         ("cut.gz", whole[: len(whole) // 2], "ended before"),
         ("binary.jsonl", b"\xff\xfe\x00", "can't decode"),

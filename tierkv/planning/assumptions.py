@@ -96,7 +96,9 @@ class Assumptions:
             known.update(name for tier in stack.tiers for name in (tier.config.name, tier.backend.name))
         for option, names, allowed in (("--speed", self.speeds, known), ("--price", self.prices, {*known, ENGINE})):
             for name in sorted(set(names) - allowed):
-                raise ConfigError(f"{option} {name}=...: no stack has such a tier or backend; names: {sorted(allowed)}")
+                raise ConfigError(
+                    f"{option} {name}=...: no stack has such a tier or backend; names: {', '.join(sorted(allowed))}"
+                )
         for stack in stacks.values():
             for tier in (None, *stack.tiers):
                 self.price_per_gib(tier)

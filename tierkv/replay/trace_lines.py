@@ -81,6 +81,8 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
                     line = _parsed(text, before_s, place)
                     before_s = line.at_s
                     yield line
+    except FileNotFoundError as error:
+        raise ConfigError(f"trace {path}: there is no such file") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{place}: the file cannot be read further: {reason}") from error

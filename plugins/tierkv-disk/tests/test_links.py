@@ -50,7 +50,13 @@ def folder(path: Path, _victim: Path) -> None:
     (path / "inside").write_bytes(b"")
 
 
-KINDS = pytest.mark.parametrize("replace", [soft, hard, folder], ids=["link", "second name", "directory"])
+def pipe(path: Path, _victim: Path) -> None:
+    """Put a pipe in place of a file."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+KINDS = pytest.mark.parametrize("replace", [soft, hard, folder, pipe], ids=["link", "second name", "directory", "pipe"])
 
 
 @KINDS
@@ -87,6 +93,25 @@ def test_a_lock_that_is_not_ours_is_refused(
     check(victim)
     path.unlink()
     open_disk().put(frames(0))
+
+
+@pytest.mark.parametrize("replace", [folder, pipe], ids=["directory", "pipe"])
+@pytest.mark.parametrize("where", ["namespace", "directory"])
+def test_what_can_be_no_lock_is_set_aside(
+    open_disk: OpenDisk, place: Path, directory: Path, victim: Path, where: str, replace: Callable[[Path, Path], None]
+) -> None:
+    """A directory or a pipe leads to no other file, and would keep the tier out until somebody looks at night."""
+    with open_disk() as disk:
+        disk.put(frames(0))
+    path = directory / "lock" if where == "namespace" else place / "directory.lock"
+    replace(path, victim)
+    for _ in range(2):
+        with open_disk() as disk:
+            assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+    assert path.is_file()
+    assert path.with_name(f"{path.name}.damaged").exists()
+    with open_disk(), pytest.raises(BackendError, match="in use by this process"):
+        open_disk()
 
 
 def test_a_namespace_that_is_a_link_is_refused(open_disk: OpenDisk, place: Path, directory: Path, victim: Path) -> None:

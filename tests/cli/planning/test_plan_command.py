@@ -156,7 +156,10 @@ def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[s
         (["--price", "host=1"], "there is no price of tier 'disk': add --price disk=PRICE"),
         (["--price", "dsk=1"], "--price dsk=...: no stack has such a tier or backend"),
         (["--speed", "dsk=1GB"], "--speed dsk=...: no stack has such a tier or backend"),
+        (["--price", "dsk=1", "--price", "disk=1"], "names: disk, engine, host"),
         (["--prefill", "0"], "0"),
+        (["--prefill", "nan"], "'nan': give a finite number"),
+        (["--prefill", "inf"], "'inf': give a finite number"),
         (
             ["--html", "/nowhere/at/all.html"],
             "/nowhere/at/all.html: name a file in a folder that exists and may be written to",

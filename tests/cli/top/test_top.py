@@ -269,6 +269,14 @@ def test_no_answer_is_named(tierkv: Run) -> None:
     done = tierkv("top", ":1", "--json")
     assert done.exit_code == 2
     assert "http://127.0.0.1:1/metrics does not answer" in done.output
+    assert "asked again" not in done.output, "nothing asks again: the command has ended"
+
+
+def test_an_interval_is_a_number(tierkv: Run) -> None:
+    """`nan` is above no limit and below none; a sleep of that length ends with a traceback."""
+    for words in ("nan", "inf"):
+        done = tierkv("top", ":1", "--interval", words)
+        assert (done.exit_code, "give a finite number" in done.output) == (2, True)
 
 
 def test_a_record_that_does_not_exist_is_named(tmp_path: Path, tierkv: Run) -> None:

@@ -23,6 +23,7 @@ from tierkv.cli.planning.options import (
 )
 from tierkv.cli.planning.plan_output import as_json, print_plan
 from tierkv.cli.planning.plan_page import plan_page
+from tierkv.cli.values import FiniteRange
 from tierkv.config.loading import load_config
 from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.planning.assumptions import Assumptions, TierSpeed
@@ -45,7 +46,7 @@ from tierkv.replay.trace import load_trace
 )
 @click.option(
     "--prefill",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     required=True,
     help="Prompt tokens that one engine computes per second.",
 )

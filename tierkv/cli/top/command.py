@@ -17,6 +17,7 @@ from tierkv.cli.top.figures import StackFigures, stack_figures
 from tierkv.cli.top.screen import whole_screen
 from tierkv.cli.top.sources import NoSampleError, Sample, Source, source_of
 from tierkv.cli.top.window import Window
+from tierkv.cli.values import FiniteRange
 
 INTERVAL_S = 2.0
 ONCE_S = 2.0
@@ -37,6 +38,8 @@ class Watch:
         self.note = ""
         """Trouble with the source; empty if there is none."""
         self._windows: dict[str, Window] = {}
+        self.trouble = ""
+        """What the source answered in place of the last samples that it did not give."""
         self._latest_s = 0.0
 
     def look(self) -> None:
@@ -45,7 +48,7 @@ class Watch:
             for sample in self.source.read():
                 self._take(sample)
         except NoSampleError as error:
-            self.note = f"{error}; asked again"
+            self.trouble, self.note = str(error), f"{error}; asked again"
             return
         silent_s = time.time() - self._latest_s
         self.note = ""
@@ -76,7 +79,7 @@ class Watch:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.2),
+    type=FiniteRange(min=0.2),
     default=INTERVAL_S,
     show_default=True,
     help="Seconds between two looks.",
@@ -106,7 +109,7 @@ def top(*, target: str | None, record: str | None, interval_s: float, once: bool
     watch = Watch(source_of(name))
     watch.look()
     if not watch.stacks:
-        raise NoFiguresError(watch.note or _EMPTY.format(name=watch.source.name))
+        raise NoFiguresError(watch.trouble or _EMPTY.format(name=watch.source.name))
     if once or as_json or not sys.stdout.isatty():
         if watch.stacks[0].window_s == 0:
             time.sleep(ONCE_S)

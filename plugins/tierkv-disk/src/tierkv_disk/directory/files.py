@@ -46,7 +46,7 @@ def open_file(path: Path, flags: int) -> int:
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) or _is_irregular(path):  # O_DIRECT of a pipe: EINVAL
             raise NotOurFileError(errno.EINVAL, "it is not a regular file", str(path)) from None
         raise
     status = os.fstat(fd)
@@ -54,6 +54,34 @@ def open_file(path: Path, flags: int) -> int:
         os.close(fd)
         raise NotOurFileError(errno.EINVAL, "it is not a regular file with one name", str(path))
     return fd
+
+
+def open_lock_file(path: Path) -> int:
+    """Open the file of a lock; created if absent. Returns a descriptor.
+
+    A directory or a pipe of that name holds no lock of ours: it is set aside. Otherwise it would keep the tier out for
+    ever.
+
+    Raises:
+        NotOurFileError: a link is there, or a file that has a second name: the way to a file of somebody else.
+        OSError: it cannot be opened or created.
+    """
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT)
+    except NotOurFileError as error:
+        if not _is_irregular(path):
+            raise
+        set_aside(path, error.strerror)
+    return open_file(path, os.O_RDWR | os.O_CREAT)
+
+
+def _is_irregular(path: Path) -> bool:
+    """Whether neither a file nor a link is at ``path``, but something else."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISLNK(mode)
 
 
 def create_file(path: Path) -> int:

@@ -47,7 +47,7 @@ NAMESPACE_NAME = "namespace.json"
 LOG_NAME = "index.log"
 LOG_TEMPORARY_NAME = "index.log.tmp"
 _NOT_FOREIGN = frozenset({"lost+found"})
-_OURS = re.compile(r"tierkv-disk\.json(\.damaged(-\d+)?)?|directory\.lock|[0-9a-f]{32}")
+_OURS = re.compile(r"tierkv-disk\.json(\.damaged(-\d+)?)?|directory\.lock(\.damaged(-\d+)?)?|[0-9a-f]{32}")
 """Names beside which a damaged marker is certainly of this program. A lost one needs a manifest among them."""
 
 

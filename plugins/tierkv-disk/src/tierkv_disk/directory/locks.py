@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tierkv.errors import BackendUnavailableError
-from tierkv_disk.directory.files import NotOurFileError, open_file
+from tierkv_disk.directory.files import NotOurFileError, open_file, open_lock_file
 from tierkv_disk.directory.watch import DirectoryWatch
 
 LOCK_NAME = "lock"
@@ -35,7 +35,7 @@ class NamespaceLock:
         """
         self._is_use = is_use and note_pid
         self._path = directory / LOCK_NAME
-        self._fd = open_file(self._path, os.O_RDWR | os.O_CREAT)
+        self._fd = open_lock_file(self._path)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendUnavailableError
-from tierkv_disk.directory.files import NotOurFileError, open_file, temporary_name
+from tierkv_disk.directory.files import NotOurFileError, open_lock_file, temporary_name
 from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 
 DIRECTORY_LOCK_NAME = "directory.lock"
@@ -67,7 +67,7 @@ class SharedDirectory:
             BackendUnavailableError: another process held the lock for ``LOCK_WAIT_S``.
             OSError: the lock file cannot be used.
         """
-        fd = open_file(self.path / DIRECTORY_LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        fd = open_lock_file(self.path / DIRECTORY_LOCK_NAME)
         try:
             self._wait(fd)
             yield

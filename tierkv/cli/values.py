@@ -1,0 +1,18 @@
+"""Values of options that click does not check by itself."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range. Neither `nan`, which every range lets pass, nor `inf`."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r}: give a finite number", param, ctx)
+        return number
