@@ -13,7 +13,7 @@ from panics import Panic
 from stack_bed import Faults
 
 import tierkv
-from tierkv.errors import BackendError, ConfigError, PluginError
+from tierkv.errors import BackendError, ConfigError, EngineProtocolError, PluginError
 from tierkv.hookspecs import hookimpl
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.stack import Stack
@@ -195,3 +195,64 @@ def test_close_loses_nothing_that_was_stored(tmp_path: Path) -> None:
         request = OneRequest()
         tokens, _ = stack.get_num_new_matched_tokens(request, 0)
         assert tokens is None or tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": None}, "EngineSpec.model = None: give text"),
+        ({"dtype": np.dtype("float32")}, r"EngineSpec.dtype = dtype\('float32'\): give text"),
+        ({"revision": None}, "EngineSpec.revision = None: give text"),
+        ({"hash_block_tokens": None}, "EngineSpec.hash_block_tokens = None: give a whole number"),
+        ({"num_workers": 1.0}, "EngineSpec.num_workers = 1.0: give a whole number"),
+        ({"replica": True}, "EngineSpec.replica = True: give a whole number"),
+        ({"capabilities": None}, "EngineSpec.capabilities = None: give a tierkv.EngineCapabilities"),
+        ({"groups": (None,)}, r"EngineSpec.groups\[0\] = None: give a tierkv.GroupSpec"),
+        ({"groups": (GroupSpec("16", (4096,)),)}, "group 0: block_tokens = '16': give a whole number"),  # type: ignore[arg-type]
+        ({"groups": (GroupSpec(16, None),)}, "group 0: page_bytes = None: give the bytes"),  # type: ignore[arg-type]
+        ({"groups": (GroupSpec(16, (None,)),)}, "group 0: page_bytes = None: give whole numbers"),  # type: ignore[arg-type]
+        ({"groups": (GroupSpec(16, (1,), window_tokens="2"),)}, "group 0: window_tokens = '2'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_of_another_type_is_named(changed: dict[str, Any], message: str) -> None:
+    """A model without a name opened, and wrote chunks in a namespace that no command could read again."""
+    with pytest.raises(ConfigError, match=message):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}}, replace(SPEC, **changed))
+
+
+def test_arguments_of_another_type_are_named() -> None:
+    """`None` is what a program has that read no configuration; an AttributeError names neither call nor argument."""
+    host: dict[str, Any] = {"host": {"capacity": "1MiB"}}
+    nothing: Any = None
+    with pytest.raises(ConfigError, match=r"engine = None: give a tierkv.EngineSpec"):
+        tierkv.open_stack(host, nothing)
+    for config in (None, 3, [], b"stack.toml"):
+        with pytest.raises(ConfigError, match=r"config = .*: give the path of a stack's file, or a mapping"):
+            tierkv.open_stack(config, SPEC)  # type: ignore[arg-type]
+    with pytest.raises(EngineProtocolError, match=r"open_worker: setup = None: give what Stack.worker_setup"):
+        tierkv.open_worker(nothing)
+    with pytest.raises(ConfigError, match="serve_metrics: stack = None: give an open stack"):
+        tierkv.serve_metrics(nothing)
+    stack = tierkv.open_stack(host, SPEC)
+    with pytest.raises(ConfigError, match="serve_metrics: port = None: give a whole number"):
+        tierkv.serve_metrics(stack, nothing)
+    with pytest.raises(ConfigError, match=r"stack.tiers.attach: table = None: give a mapping"):
+        stack.tiers.attach(nothing)
+    assert stack.close()
+
+
+@pytest.mark.parametrize("timeout_s", [None, "5", float("nan"), float("inf")])
+def test_a_close_with_a_wrong_time_closes_nothing(tmp_path: Path, timeout_s: Any) -> None:
+    """It once left the stack half closed: the next call returned False, and released neither threads nor the lock."""
+    config = {"host": {"capacity": "1MiB"}, "tiers": [{"backend": "disk", "path": str(tmp_path), "capacity": "8MiB"}]}
+    stack = tierkv.open_stack(config, SPEC)
+    store_one_chunk(stack)
+    for call in (stack.flush, stack.close):
+        with pytest.raises(
+            EngineProtocolError, match=f"{call.__name__}: timeout_s = .*: give a finite number of seconds"
+        ):
+            call(timeout_s)
+    assert stack.close()
+    again = tierkv.open_stack(config, SPEC)
+    assert again.tiers.content()["disk"].chunks == 1
+    assert again.close()

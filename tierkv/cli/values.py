@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import click
 
@@ -12,7 +13,7 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parse the number."""
-        number: float = super().convert(value, param, ctx)
+        number = float(super().convert(cast("float", value), param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r}: give a finite number", param, ctx)
         return number

@@ -61,8 +61,12 @@ def serve_metrics(
         labels: constant labels of every series.
 
     Raises:
-        ConfigError: the address or the port cannot be used.
+        ConfigError: it is no stack, or the address or the port cannot be used.
     """
+    if not hasattr(stack, "metrics"):
+        raise ConfigError(f"serve_metrics: stack = {stack!r:.80}: give an open stack")
+    if type(port) is not int:
+        raise ConfigError(f"serve_metrics: port = {port!r:.80}: give a whole number; 0 for a free one")
     registry = CollectorRegistry()
     registry.register(StackCollector(stack, labels))
     try:

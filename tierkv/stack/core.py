@@ -9,10 +9,12 @@ in this module.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable
 
+from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.counter_watch import INTERVAL_S, CounterWatch
 from tierkv.stack.journal import StepJournal
@@ -167,7 +169,11 @@ class StackCore:
 
         Returns:
             Whether all chunks were written in time, and none was dropped or failed meanwhile.
+
+        Raises:
+            EngineProtocolError: ``timeout_s`` is no number of seconds; nothing was done.
         """
+        _require_seconds("flush", timeout_s)
         counters = self.wiring.counters
         deadline_s, lost = self._clock() + timeout_s, counters.lost_below
         collect_reports(timeout_s)
@@ -192,7 +198,11 @@ class StackCore:
 
         Returns:
             The answer of ``write_back``; a second call repeats it.
+
+        Raises:
+            EngineProtocolError: ``timeout_s`` is no number of seconds; the stack stays open.
         """
+        _require_seconds("close", timeout_s)
         if self._closed_with is None:
             self._closed_with = False
             began_s, began = self._clock(), self.watch.written_and_lost()
@@ -227,3 +237,8 @@ class StackCore:
         releases.callback(lambda: self._dispatcher.close(left_s(0.0)))
         for worker in wiring.workers:
             releases.callback(lambda worker: worker.shutdown(left_s(GRACE_S / len(wiring.workers))), worker)
+
+
+def _require_seconds(call: str, timeout_s: object) -> None:
+    if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
+        raise EngineProtocolError(f"{call}: timeout_s = {timeout_s!r:.80}: give a finite number of seconds")

@@ -182,6 +182,8 @@ def _resolved(config: StackConfig | Mapping[str, Any] | str | Path, registry: Pl
         return resolve(config, registry)
     if isinstance(config, Mapping):
         return resolve(parse_config(config), registry)
+    if not isinstance(config, str | os.PathLike):
+        raise ConfigError(f"config = {config!r:.80}: give the path of a stack's file, or a mapping with its tables")
     return resolve(load_config(Path(config)), registry, str(config))
 
 

@@ -159,7 +159,9 @@ def open_worker(setup: WorkerSetup) -> ProcessWorker:
     """Open a worker of a stack in another process. Close it when the engine's worker ends.
 
     Raises:
-        EngineProtocolError: the arena cannot be reached: the stack was closed, its process has ended or belongs to
-            another user or container.
+        EngineProtocolError: it is no setup; or the arena cannot be reached: the stack was closed, its process has ended
+            or belongs to another user or container.
     """
+    if not isinstance(setup, WorkerSetup):
+        raise EngineProtocolError(f"open_worker: setup = {setup!r:.80}: give what Stack.worker_setup has returned")
     return ProcessWorker(setup, attach_arena(setup.arena))

@@ -226,6 +226,8 @@ class TierChanges:
             raise EngineProtocolError(f"before={before!r}: there is no such lower tier; there are: {', '.join(names)}")
 
     def _resolved(self, table: Mapping[str, Any]) -> ResolvedTier:
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"stack.tiers.attach: table = {table!r:.80}: give a mapping, as a [[tiers]] table")
         config = parse_config({"host": {"capacity": 2**20}, "tiers": [dict(table)]}, source="stack.tiers.attach")
         return resolve(config, self._registry, "stack.tiers.attach").tiers[0]
 

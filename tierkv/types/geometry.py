@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tierkv.errors import ConfigError
-from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 
 _T = TypeVar("_T")
 
@@ -111,10 +111,11 @@ class Geometry:
             parts: parts that each chunk is divided in by heads; None: as many as there are workers with other pages.
 
         Raises:
-            ConfigError: both sizes are given; a size does not divide (the message names the next valid size); the GPU
-                block is no multiple of the hash block (S11); or the numbers of workers, copies and
-                parts do not fit.
+            ConfigError: a field of the engine has another type; both sizes are given; a size does not divide (the
+                message names the next valid size); the GPU block is no multiple of the hash block (S11); or the numbers
+                of workers, copies and parts do not fit.
         """
+        _check_types(engine)
         if not engine.groups:
             raise ConfigError("the engine has no KV cache group: give at least one in EngineSpec.groups")
         for i, group in enumerate(engine.groups):
@@ -201,6 +202,35 @@ def _aligned_chunks(chunk_tokens: int, window: int | None, aligned_tokens: int |
         return None
     aligned = aligned_tokens // chunk_tokens
     return aligned if aligned > window else None
+
+
+_TEXTS = ("model", "dtype", "revision", "layout")
+_NUMBERS = ("hash_block_tokens", "rank", "world_size", "num_workers", "replica")
+_GROUP_NUMBERS = ("block_tokens", "copies", "heads", "head_rows")
+
+
+def _check_types(engine: EngineSpec) -> None:
+    """Check the types of all fields: a namespace with another type in it would be written, and never be read again."""
+    _require_type("engine", engine, EngineSpec, "a tierkv.EngineSpec")
+    for name in _TEXTS:
+        _require_type(f"EngineSpec.{name}", getattr(engine, name), str, "text")
+    for name in _NUMBERS:
+        _require_type(f"EngineSpec.{name}", getattr(engine, name), int, "a whole number")
+    _require_type("EngineSpec.capabilities", engine.capabilities, EngineCapabilities, "a tierkv.EngineCapabilities")
+    for i, group in enumerate(engine.groups or ()):
+        _require_type(f"EngineSpec.groups[{i}]", group, GroupSpec, "a tierkv.GroupSpec")
+        for name in _GROUP_NUMBERS:
+            _require_type(f"group {i}: {name}", getattr(group, name), int, "a whole number")
+        if group.window_tokens is not None:
+            _require_type(f"group {i}: window_tokens", group.window_tokens, int, "a whole number, or None")
+        _require_type(f"group {i}: page_bytes", group.page_bytes, (tuple, list), "the bytes of each tensor's pages")
+        for size in group.page_bytes:
+            _require_type(f"group {i}: page_bytes", size, int, "whole numbers")
+
+
+def _require_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{name} = {value!r:.80}: give {wanted}")
 
 
 def _check_group(index: int, group: GroupSpec, hash_block_tokens: int) -> None:

@@ -100,7 +100,7 @@ def test_a_lock_that_is_not_ours_is_refused(
 def test_what_can_be_no_lock_is_set_aside(
     open_disk: OpenDisk, place: Path, directory: Path, victim: Path, where: str, replace: Callable[[Path, Path], None]
 ) -> None:
-    """A directory or a pipe leads to no other file, and would keep the tier out until somebody looks at night."""
+    """A directory or a pipe leads to no other file, and would keep the tier out until it is removed by hand."""
     with open_disk() as disk:
         disk.put(frames(0))
     path = directory / "lock" if where == "namespace" else place / "directory.lock"

@@ -39,7 +39,7 @@ class Watch:
         """Trouble with the source; empty if there is none."""
         self._windows: dict[str, Window] = {}
         self.trouble = ""
-        """What the source answered in place of the last samples that it did not give."""
+        """Reason why the source gave no samples, as of the last time that it gave none."""
         self._latest_s = 0.0
 
     def look(self) -> None:

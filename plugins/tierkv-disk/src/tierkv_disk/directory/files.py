@@ -63,7 +63,7 @@ def open_lock_file(path: Path) -> int:
     ever.
 
     Raises:
-        NotOurFileError: a link is there, or a file that has a second name: the way to a file of somebody else.
+        NotOurFileError: a link is there, or a file that has a second name: it leads to a file outside the directory.
         OSError: it cannot be opened or created.
     """
     try:
