@@ -51,6 +51,36 @@ def test_latent_attention_goes_on_behind_a_loaded_prefix(seam: Seam, start_engin
         assert tokens_of(changed) != tokens_of(own), "the tokens must depend on what was loaded"
 
 
+@pytest.mark.parametrize("flags", [{}, {"enable_prefix_caching": False, "enable_chunked_prefill": True}])
+def test_pooling_of_all_tokens_is_refused(seam: Seam, start_engine: StartEngine, flags: dict[str, bool]) -> None:
+    """With chunked prefill, vLLM serves this alone; behind a loaded prefix its pooler raised and the engine ended."""
+    pooling = {"runner": "pooling", "pooler_config": {"pooling_type": "MEAN"}}
+    with pytest.raises(EngineError) as caught:
+        start_engine(EngineSetup(seam, MEMORY, arguments={**pooling, **flags}))
+    assert "seq_pooling_type = 'MEAN'" in str(caught.value)
+    assert "removing kv_transfer_config" in str(caught.value)
+
+
+def test_pooling_of_the_last_token_is_served_from_the_tiers(seam: Seam, start_engine: StartEngine) -> None:
+    """An embedding behind a loaded prefix is the one that was computed from the whole prompt."""
+    asked = prompts("pooling", 3)
+    with start_engine(EngineSetup(seam, MEMORY, arguments={"runner": "pooling"})) as engine:
+        first = engine.call("vllm_scenarios:embed", prompts=asked)
+        again = engine.call("vllm_scenarios:embed_again", prompts=asked)
+        engine.call("vllm_scenarios:overwrite_host")
+        changed = engine.call("vllm_scenarios:embed_again", prompts=asked)
+    assert cached_of(again) == [CACHED] * 3
+    for one, other in zip(first, again, strict=True):
+        assert other["embedding"] == pytest.approx(one["embedding"], abs=1e-4)
+    # The connector refuses the changed chunks, the spec trusts its host tier.
+    assert cached_of(changed) == ([0] * 3 if seam == "connector" else [CACHED] * 3)
+    unlike = [
+        max(abs(a - b) for a, b in zip(x["embedding"], y["embedding"], strict=True))
+        for x, y in zip(first, changed, strict=True)
+    ]
+    assert (min(unlike) > 0.01) is (seam == "spec"), "the embedding must depend on what was loaded"
+
+
 def inside_multi_connector(setup: EngineSetup) -> EngineSetup:
     """The same connector as the only one of vLLM's ``MultiConnector``, with vLLM's default policy."""
     inner = setup.kv_transfer_config()

@@ -37,6 +37,22 @@ def serve_again(served: ServedEngine, prompts: Prompts, **options: Any) -> list[
     return serve(served, prompts, **options)
 
 
+def embed(served: ServedEngine, prompts: Prompts) -> list[Json]:
+    """Embed each prompt, one by one: its ``embedding``, and how many of its tokens were ``cached``."""
+    answers = []
+    for prompt in prompts:
+        (answer,) = served.embed([prompt])
+        served.settle()
+        answers.append(answer)
+    return answers
+
+
+def embed_again(served: ServedEngine, prompts: Prompts) -> list[Json]:
+    """The same with an empty device."""
+    served.forget()
+    return embed(served, prompts)
+
+
 def settle(served: ServedEngine) -> None:
     """Take the steps that vLLM wants, though it has no request."""
     served.settle()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import vllm_cpu_states
-from vllm import EngineArgs, SamplingParams
+from vllm import EngineArgs, PoolingParams, SamplingParams
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -73,6 +73,19 @@ class ServedEngine:
                 answer["finished"] = output.finished
             step += 1
             on_step(step, names)
+        return [answers[name] for name in names]
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> list[Json]:
+        """Embed all prompts at once: of each its ``embedding``, and how many of its tokens were ``cached``."""
+        names = [f"request-{self._served + number}" for number in range(len(prompts))]
+        self._served += len(prompts)
+        answers: dict[str, Json] = {}
+        for name, prompt in zip(names, prompts, strict=True):
+            self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, PoolingParams(task="embed"))
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                embedding = output.outputs.data.flatten().tolist()
+                answers[output.request_id] = {"embedding": embedding, "cached": output.num_cached_tokens}
         return [answers[name] for name in names]
 
     def abort(self, names: Sequence[str]) -> None:

@@ -27,8 +27,10 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
 
     Raises:
-        ConfigError: both are off. The message names the settings and the fix.
+        ConfigError: both are off, or the answer is pooled from all tokens of a prompt. The message names the settings
+            and the fix.
     """
+    _check_pooling(vllm_config.model_config)
     caches = bool(vllm_config.cache_config.enable_prefix_caching)
     splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
     if caches or splits:
@@ -47,6 +49,22 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     raise ConfigError(
         "enable_prefix_caching = False and enable_chunked_prefill = False: this engine computes each prompt in one "
         f"pass, and nothing shows that it can start behind tokens that tierkv has loaded; {fix}"
+    )
+
+
+def _check_pooling(model: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that an answer of a pooling model depends on no hidden states of the tokens in front of the last ones.
+
+    With mean pooling, vLLM needs the hidden states of all tokens of a prompt in one pass. It accepts a loaded prefix,
+    then raises in the worker, and its engine ends.
+    """
+    pooling = getattr(model, "pooler_config", None)
+    if pooling is None or getattr(model, "is_chunked_prefill_supported", True):
+        return
+    kinds = (f"{name} = {getattr(pooling, name, None)!r}" for name in ("seq_pooling_type", "tok_pooling_type"))
+    raise ConfigError(
+        f"pooler_config with {', '.join(kinds)}: vLLM computes this from all tokens of a prompt in one pass, so it cannot "
+        "start behind tokens that tierkv has loaded; serve this model without tierkv, by removing kv_transfer_config"
     )
 
 
