@@ -17,6 +17,7 @@ from panics import Panic
 from stack_bed import opened, prompts_of, serve, stack_config
 from unopened_disks import PATIENCE_S, HangingDisk, Open, RefusingDisk, registry_with
 
+import tierkv
 from tierkv.abc import BackendContext
 from tierkv.dispatch.threads.runtime import Runtime
 from tierkv.errors import BackendUnavailableError, EngineProtocolError
@@ -24,7 +25,7 @@ from tierkv.metrics.watched import TierCondition
 from tierkv.stack.stack import Stack
 from tierkv.stack.timed_opening import REOPEN_PAUSE_MAX_S
 from tierkv.testing.manual_clock import ManualClock
-from tierkv.types.engine import StepOutput
+from tierkv.types.engine import EngineSpec, GroupSpec, StepOutput
 
 Expected = Callable[..., list[list[int]]]
 PROMPTS = prompts_of(17, 2)
@@ -197,3 +198,24 @@ def test_a_required_tier_that_fails_unlocks_the_others(tmp_path: Path) -> None:
         pass
     with opened({**config, "tiers": [{**config["tiers"][0], "required": True}]}) as stack:
         assert stack.tiers.names == ("disk",)
+
+
+@pytest.mark.parametrize("backend", ["disk", "lmdb"])
+def test_a_tier_that_is_tried_again_does_not_follow_the_process(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that changed its working directory meanwhile once got a second, empty store in the new one."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    tier = {"backend": backend, "path": "kv", "capacity": "8MiB", "breaker_cooldown_s": 0.01}
+    config = {"host": {"capacity": "1MiB"}, "tiers": [tier]}
+    spec = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
+    owner = tierkv.open_stack(config, spec)
+    stack = tierkv.open_stack(config, spec)
+    assert stack.tiers.health()[backend] == ABSENT
+    monkeypatch.chdir(tmp_path / "second")
+    assert owner.close()
+    step_until(stack, lambda: stack.tiers.health()[backend] == WELL)
+    assert stack.close()
+    assert list((tmp_path / "second").iterdir()) == []

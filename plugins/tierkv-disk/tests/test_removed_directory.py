@@ -84,6 +84,20 @@ def test_a_directory_that_comes_back(
         assert again.scan().keys() >= {make_key(0), make_key(2)}
 
 
+def test_a_lock_file_that_was_removed_is_named(open_disk: OpenDisk, directory: Path) -> None:
+    """Users remove lock files that look left over. The directory is in its place then, and so is what it holds."""
+    disk = open_disk()
+    disk.put(frames(0))
+    (directory / "lock").unlink()
+    until(lambda: disk.write(frames(1))[0] is not None, "the tier stores in a directory that another process may own")
+    refusal = str(disk.write(frames(1))[0])
+    assert f"{directory / 'lock'} was removed or replaced while it was in use" in refusal
+    assert "starts empty" not in refusal
+    disk.close()
+    with open_disk() as again:
+        assert again.scan().keys() >= {make_key(0)}
+
+
 def test_another_directory_in_its_place_is_left_alone(open_disk: OpenDisk, place: Path, directory: Path) -> None:
     """Files that a user restored, or another process made there, are neither written nor removed."""
     disk = open_disk()

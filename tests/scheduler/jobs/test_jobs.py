@@ -339,6 +339,27 @@ def test_only_new_blocks_of_a_request_that_was_asked_about_again() -> None:
     assert job.block_ids == (3, 4)
 
 
+def test_a_request_that_begins_again_with_a_second_table() -> None:
+    """Of an engine that named no preemption, chunks were once stored from blocks of another request."""
+    core = make_core()
+    request = core.arrive(16)
+    core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
+    with pytest.raises(EngineProtocolError, match=r"'a' had 8 tokens, .* with blocks for all of them and without repl"):
+        core.schedule(request, computed=0, scheduled=16, ids=[[3, 4, 5, 6]], whole=False)
+    (job,) = core.schedule(request, computed=0, scheduled=16, ids=[[3, 4, 5, 6]]).stores
+    assert job.block_ids == (5, 6)
+
+
+def test_a_request_that_begins_again_in_its_own_blocks() -> None:
+    """An engine does so after a failed load of another connector: it gets only the blocks that it lacks."""
+    core = make_core()
+    request = core.arrive(16)
+    core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
+    core.schedule(request, computed=0, scheduled=8, ids=[[]], whole=False)
+    (job,) = core.schedule(request, computed=0, scheduled=16, ids=[[3, 4]], whole=False).stores
+    assert job.block_ids == (3, 4)
+
+
 def test_only_new_blocks_of_a_request_that_was_loaded() -> None:
     """The table of a loaded request is known from its first step only.
 

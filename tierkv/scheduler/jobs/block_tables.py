@@ -117,7 +117,7 @@ class RequestTables:
 
         Raises:
             EngineProtocolError: only the new blocks are given of a request whose table is unknown (first time, loaded,
-                preempted, asked about again); or blocks are missing.
+                preempted, asked about again); the request begins again with a second table; or blocks are missing.
         """
         ids, whole, name = scheduled.block_ids, scheduled.replaces_table, scheduled.request_id
         adds = not whole and scheduled.num_computed_tokens
@@ -128,11 +128,27 @@ class RequestTables:
                 "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True",
             )
         stop = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        if not (whole or adds or is_preempted) and self._begins_again(record, scheduled, stop):
+            raise refused(
+                name,
+                f" had {record.computed_tokens} tokens, and was scheduled from its first one, with blocks for all of "
+                "them and without replaces_table=True: its old blocks would count as its front. If it was preempted, "
+                "name it in StepOutput.preempted, or give its whole table with replaces_table=True",
+            )
         for index, block_tokens in self._full:
             held = len(ids[index]) + (0 if whole or is_preempted else len(record.groups[index].block_ids))
             if held * block_tokens < stop:
                 needed = cdiv(stop, block_tokens)
                 raise refused(name, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
+
+    def _begins_again(self, record: RequestRecord, scheduled: ScheduledRequest, stop: int) -> bool:
+        """Whether a request with blocks is scheduled from its first token, with new blocks for all of its tokens.
+
+        A request whose load failed elsewhere is scheduled so as well, but keeps its blocks and gets none, or a few.
+        """
+        return bool(self._full and stop and record.computed_tokens and _has_blocks(record)) and all(
+            len(scheduled.block_ids[index]) * block_tokens >= stop for index, block_tokens in self._full
+        )
 
     def room_tokens(self, record: RequestRecord) -> int | None:
         """Tokens for which the table of a request has blocks; None: any number, because all groups have windows."""

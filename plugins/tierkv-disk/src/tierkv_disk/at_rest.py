@@ -137,4 +137,4 @@ def _cut_segments(locked: LockedNamespace) -> int:
 
 
 def _path(options: DiskOptions) -> Path:
-    return Path(options.path).expanduser().absolute()
+    return Path(options.path)

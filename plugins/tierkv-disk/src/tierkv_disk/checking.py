@@ -21,7 +21,7 @@ from tierkv_disk.space.quarantine import QUARANTINE_NAME, read_quarantine
 
 def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Check path, permission, O_DIRECT, space, limit, locks and quarantine; stop at the first fatal result."""
-    path = Path(options.path).expanduser().absolute()
+    path = Path(options.path)
     try:
         layout.check_directory(path)
     except OSError as error:

@@ -63,7 +63,7 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
     if frame_bytes_max >= FRAME_BYTES_LIMIT:
         raise ConfigError(f"frames of {frame_bytes_max} bytes: a disk tier takes less than 4 GiB; use smaller chunks")
     _require_room_for_one(context.capacity_bytes, options.directory_bytes_max, frame_bytes_max)
-    path = Path(options.path).expanduser().absolute()
+    path = Path(options.path)
     layout.claim_directory(path)
     shared = SharedDirectory(path, _shared_limits(options), context.tier)
     with ExitStack() as undo:

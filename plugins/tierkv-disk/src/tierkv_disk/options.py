@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -44,6 +45,8 @@ class DiskOptions:
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path is empty; give the directory where this tier keeps its files")
+        # Once, when the description is read: a tier that is tried again must not follow the process to another folder.
+        object.__setattr__(self, "path", _absolute(self.path))
         _check_choice("durability", self.durability, DURABILITIES)
         _check_choice("direct_io", self.direct_io, DIRECT_IO_MODES)
         if self.min_free_bytes < 0:
@@ -59,6 +62,13 @@ class DiskOptions:
             raise ValueError(f"quarantine_bytes_max = {self.quarantine_bytes_max} is negative; 0 switches it off")
         if self.segment_bytes < MIB:
             raise ValueError(f"segment_bytes = {self.segment_bytes} is below 1 MiB ({MIB}); the default is {256 * MIB}")
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"path = {path!r}: {error}; give an absolute path") from None
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

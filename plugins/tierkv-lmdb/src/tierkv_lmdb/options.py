@@ -43,7 +43,7 @@ class LmdbOptions:
         Raises:
             ValueError: names the option, its value, and what is allowed.
         """
-        _require_path(self.path)
+        object.__setattr__(self, "path", _absolute(self.path))
         if self.durability not in DURABILITIES:
             raise ValueError(f'durability = {self.durability!r}: allowed are "none", "batch" and "always"')
         if not 0.0 <= self.map_headroom <= HEADROOM_MAX:
@@ -51,8 +51,8 @@ class LmdbOptions:
 
     @property
     def root(self) -> Path:
-        """``path``, with a leading ~ expanded; absolute, because a process may change its working directory."""
-        return Path(self.path).expanduser().absolute()
+        """``path`` as a path; absolute since the description was read, because a process may change its directory."""
+        return Path(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +68,21 @@ class LmdbReaderOptions:
         Raises:
             ValueError: names the option, its value, and what is allowed.
         """
-        _require_path(self.path)
+        object.__setattr__(self, "path", _absolute(self.path))
 
     @property
     def root(self) -> Path:
-        """``path``, with a leading ~ expanded; absolute, because a process may change its working directory."""
-        return Path(self.path).expanduser().absolute()
+        """``path`` as a path; absolute since the description was read, because a process may change its directory."""
+        return Path(self.path)
 
 
-def _require_path(path: str) -> None:
+def _absolute(path: str) -> str:
     if not path or "\0" in path:
         raise ValueError(f'path = {path!r}: give a directory on a local disk, like "/var/cache/tierkv/lmdb"')
     try:
-        Path(path).expanduser()
+        return str(Path(path).expanduser().absolute())
+    except OSError as error:
+        raise ValueError(f"path = {path!r}: {error}; give an absolute path") from None
     except RuntimeError:
         raise ValueError(f"path = {path!r}: give a path without ~; the home directory of its user is unknown") from None
 

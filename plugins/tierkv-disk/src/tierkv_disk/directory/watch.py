@@ -32,6 +32,8 @@ class DirectoryWatch:
     def __init__(self, lock_file: Path, lock_fd: int, tier: str, clock: Callable[[], float]) -> None:
         self._path = lock_file
         self._identity = _identity(os.fstat(lock_fd))
+        self._directory_identity = _identity(lock_file.parent.stat())
+        self._is_directory_lost = False
         self._tier = tier
         self._clock = clock
         self._again_s = clock()
@@ -66,15 +68,27 @@ class DirectoryWatch:
             is_lost, self._refusal = True, ""
         except OSError as error:
             is_lost, self._refusal = True, error.strerror or str(error)
+        self._is_directory_lost = is_lost and not self._refusal and not self._has_directory()
         if is_lost and not self._is_lost:
             logger.warning("tier %s: %s; nothing more is stored", self._tier, self._why())
         elif self._is_lost and not is_lost:
             logger.warning("tier %s: %s is in its place again", self._tier, self._path.parent)
         self._is_lost = is_lost
 
+    def _has_directory(self) -> bool:
+        try:
+            return _identity(self._path.parent.stat()) == self._directory_identity
+        except OSError:
+            return False
+
     def _why(self) -> str:
         if self._refusal:
             return f"{self._path.parent} cannot be reached while it is in use ({self._refusal}): give this user access"
+        if not self._is_directory_lost:
+            return (
+                f"{self._path} was removed or replaced while it was in use, so that another process may own the "
+                "directory: detach and attach the tier, which then has its chunks again"
+            )
         return (
             f"{self._path.parent} was removed or replaced while it was in use: "
             "put it back, or detach and attach the tier, which then starts empty"
