@@ -58,10 +58,12 @@ def check_files(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
     for key, name in (("record.path", config.record.path), ("events.tokens_path", tokens)):
         if name is not None:
             folder = Path(name).resolve().parent
-            fix = f"mkdir {folder}, or let {key} name a file in another folder"
+            other = f"or let {key} name a file in another folder"
             if not folder.is_dir():
+                fix = f"mkdir {folder}, {other}"
                 yield "stack", CheckResult(key, ok=False, detail=f"{folder} is no directory", fix=fix)
             elif not os.access(folder, os.W_OK | os.X_OK):
+                fix = f"give this user the right to write in it, {other}"
                 yield "stack", CheckResult(key, ok=False, detail=f"this user may not write in {folder}", fix=fix)
             else:
                 yield "stack", CheckResult(key, ok=True, detail=f"{folder} can be written")

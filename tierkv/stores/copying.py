@@ -108,7 +108,7 @@ class StoreCopy:
         self._read_back = read_back
         self._dry_run = dry_run
         self._progress = progress
-        self._room_bytes = None if target is None else room_of(target)
+        self._room_bytes = room_of_new(target_place) if target is None else room_of(target)
         self._damage: list[DamagedEntry] = []
         self._failures = 0
         self._listed = 0
@@ -137,6 +137,8 @@ class StoreCopy:
     def _copied(self) -> Iterator[Finding]:
         if self._dry_run:
             for frame in self._missing():
+                if not self._has_room(frame.frame_bytes):
+                    raise self._full("its capacity would be reached")
                 self._sums.chunks += 1
                 self._sums.frame_bytes += frame.frame_bytes
                 self._progress(1, frame.frame_bytes)
@@ -187,7 +189,7 @@ class StoreCopy:
                 self._sums.gone += 1
             else:
                 sound.append(found)
-        taken = [found for found in sound if self._has_room(found)]
+        taken = [found for found in sound if self._has_room(max(found.listed.frame_bytes, len(found.frame)))]
         full = self._full("its capacity is reached") if len(taken) < len(sound) else None
         stored: list[ReadFrame] = []
         for found, error in self._written(target, taken):
@@ -255,11 +257,11 @@ class StoreCopy:
             return self._finding(FindingKind.REFUSED, key, f"an approximation; tier {place.name!r} has lossy = false")
         return None
 
-    def _has_room(self, found: ReadFrame) -> bool:
+    def _has_room(self, frame_bytes: int) -> bool:
         """Count a frame against the room of the target. Returns whether it has any left."""
         if self._room_bytes is None:
             return True
-        self._room_bytes -= max(found.listed.frame_bytes, len(found.frame))
+        self._room_bytes -= frame_bytes
         return self._room_bytes >= 0
 
     def _full(self, reason: str) -> _Ended:
@@ -300,6 +302,11 @@ def room_of(target: Store) -> int | None:
     backend = target.backend
     room = min(capacity, backend.room_bytes) if isinstance(backend, SupportsRoomLimit) else capacity
     return room - sum(each.frame_bytes for each in target.list_frames(keys=False) if isinstance(each, StoredFrame))
+
+
+def room_of_new(place: Place) -> int | None:
+    """Return the bytes of frames that a place takes which has nothing of a namespace yet; None: no bound is known."""
+    return place.capacity_bytes if place.backend.capabilities.bounded else None
 
 
 def is_same_place(one: Place, other: Place) -> bool:

@@ -401,6 +401,28 @@ def test_upkeep_is_no_use_of_a_namespace(run: Run, tmp_path: Path, backend: str)
     assert told(run("rm", tmp_path / "kv", "--unused-for", "14d", "--yes", "--json"))["namespaces"] == 1
 
 
+def test_a_dry_run_ends_where_the_copy_would(run: Run, tmp_path: Path) -> None:
+    """A user who plans a move must not read that 10 chunks would be copied where 4 have room."""
+    small = f"{4 * FRAME_BYTES}"
+    file = stack_file(tmp_path, disk_tier(tmp_path / "disk", small), object_tier(tmp_path / "objects"))
+    fill(find_places(str(file), load_plugins(), tier="objects")[0], LLAMA, range(10))
+    for _ in range(2):  # a new place, and one with chunks
+        planned = told(run("warm", file, "--dry-run", "--json"))
+        done = told(run("warm", file, "--json"))
+        assert (planned["chunks"], planned["present"], planned["is_full"]) == (done["chunks"], done["present"], True)
+        run("rm", file, "--tier", "disk", "--key", chunk_key(0).hex(), "--yes")
+    words = ("copy", file, file, "--tier", "objects", "--to-tier", "disk", "--json")
+    planned, done = told(run(*words, "--dry-run"), 1), told(run(*words), 1)
+    assert (planned["chunks"], planned["is_full"]) == (done["chunks"], True)
+    assert planned["findings"][0]["kind"] == done["findings"][0]["kind"] == "incomplete"
+
+
+def test_a_request_needs_its_record(run: Run, stack: Path) -> None:
+    """Without the record the choice would be none, and everything would be copied."""
+    done = run("warm", stack, "--request", "chatcmpl-17")
+    assert (done.exit_code, "give --record as well" in done.output) == (2, True)
+
+
 def test_verify_says_what_an_export_lacks(run: Run, stack: Path, tmp_path: Path) -> None:
     """A backup that lost files on its way, or was interrupted, has only whole chunks and is no backup."""
     folder = tmp_path / "backup"

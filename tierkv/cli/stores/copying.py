@@ -219,6 +219,8 @@ def warm(  # noqa: PLR0913 - click passes each option
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     if choice.tier is not None or choice.backend is not None:
         raise click.UsageError("warm takes --from and --to, not --tier or --backend", ctx)
+    if requests and record is None:
+        raise click.UsageError("--request names a request of a record: give --record as well", ctx)
     found = find_target(stack, choice)
     goal, sources = _up(stack, found, from_tier, to_tier)
     chosen = chunk_filter(tenant, None, (*_keys_of(record, requests), *_keys_in(keys_file)))
