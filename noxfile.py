@@ -146,6 +146,13 @@ def vllm_long(session: nox.Session) -> None:
     session.notify("vllm", ["-m", "long", *session.posargs])
 
 
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Tests and copies on a GPU, in nox's own environment: its torch has CUDA (-- PYTEST ARGUMENTS)."""
+    session.run(sys.executable, "-m", "pytest", "-m", "gpu", "tests/worker", "tests/stack", *session.posargs)
+    session.run(sys.executable, "-m", "benchmarks", "gpu_copies")
+
+
 @nox.session(name="vllm-033")
 def vllm_033(session: nox.Session) -> None:
     """The next vLLM's Python over this one's CPU libraries: a check, no supported build (-- PYTEST ARGUMENTS)."""
