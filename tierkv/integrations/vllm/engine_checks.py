@@ -63,8 +63,9 @@ def _check_pooling(model: Any) -> None:  # noqa: ANN401 - (the same)
         return
     kinds = (f"{name} = {getattr(pooling, name, None)!r}" for name in ("seq_pooling_type", "tok_pooling_type"))
     raise ConfigError(
-        f"pooler_config with {', '.join(kinds)}: vLLM computes this from all tokens of a prompt in one pass, so it cannot "
-        "start behind tokens that tierkv has loaded; serve this model without tierkv, by removing kv_transfer_config"
+        f"pooler_config with {', '.join(kinds)}: vLLM computes this from all tokens of a prompt in one pass, so it "
+        "cannot start behind tokens that tierkv has loaded; serve this model without tierkv, by removing "
+        "kv_transfer_config"
     )
 
 
