@@ -239,6 +239,12 @@ def test_prefill_of_a_batch_fills_every_row(model: Callable[..., Any], open_cach
         (torch.tensor([[True, False]]), None, "give ids"),
         ([[5, 6], [1.5, 2.5]], None, "prompt 1 has other values than ids"),
         ([torch.tensor([[5, 6]])], None, "tensors of one dimension"),
+        (None, None, "input_ids = None: give lists of ids, or a tensor"),
+        ([None], None, "prompt 0 has other values than ids"),
+        ([[5, 6], None], None, "prompt 1 has other values than ids"),
+        ([1.5, 2.5], None, "prompt 0 has other values than ids"),
+        ([5, 10**6], None, "id 1000000: the model knows ids from 0 to"),
+        ([5, -1], None, "id -1: the model knows ids from 0 to"),
     ],
 )
 def test_prompts_that_make_no_sense_are_refused_by_name(

@@ -176,10 +176,11 @@ def test_texts_are_no_ids(model: Callable[..., Any], open_cache: Callable[..., A
         open_cache(model("llama")).prefill(prompt)
 
 
-def test_no_folder_is_not_the_working_directory(model: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("nothing", ["", None, 3])
+def test_no_folder_is_not_the_working_directory(model: Callable[..., Any], nothing: Any) -> None:
     """An unset variable must not fill the folder that a program happens to run in."""
-    with pytest.raises(ConfigError, match="give a folder for the chunks"):
-        TieredPrefixCache(model("llama"), "")
+    with pytest.raises(ConfigError, match=r"stack = .*: give a folder for the chunks"):
+        TieredPrefixCache(model("llama"), nothing)
 
 
 def test_the_cache_has_the_name_that_the_model_knows() -> None:
@@ -229,8 +230,8 @@ def test_two_threads_and_the_end(model: Callable[..., Any], open_cache: Callable
         cache.load(make_prompt(20))
 
 
-@pytest.mark.parametrize(("option", "value"), [("block_tokens", 0), ("piece_tokens", -1)])
-def test_sizes(option: str, value: int, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("option", "value"), [("block_tokens", 0), ("piece_tokens", -1), ("block_tokens", None)])
+def test_sizes(option: str, value: int | None, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
     """A size of nothing would loop for ever."""
     with pytest.raises(ConfigError, match=f"{option} = {value}"):
         open_cache(model("llama"), **{option: value})

@@ -57,11 +57,14 @@ def batch_of(model: Model, inputs: Inputs, attention_mask: torch.Tensor | None) 
     Without a mask, leading padding tokens of the model count as padding, as in ``generate``.
 
     Raises:
-        ValueError: a row has no token, padding is not at the left, or shapes differ.
+        ValueError: a row has no token or one that the model does not know, padding is not at the left, or shapes
+            differ.
     """
     device = input_device(model)
     pad_token = _pad_token(model)
     if not isinstance(inputs, torch.Tensor):
+        if not hasattr(inputs, "__iter__"):
+            raise ValueError(f"input_ids = {inputs!r:.80}: give lists of ids, or a tensor")
         if isinstance(inputs, str | Mapping) or any(isinstance(prompt, str) for prompt in inputs):
             raise ValueError("input_ids is text, or a tokenizer's whole result: give ids, as tokenizer(text).input_ids")
         inputs, mask = _padded(inputs, 0 if pad_token is None else pad_token)
@@ -83,16 +86,25 @@ def batch_of(model: Model, inputs: Inputs, attention_mask: torch.Tensor | None) 
                 f"prompt {row} is not padded at the left, or has holes in its attention mask: use "
                 'padding_side="left", as generate wants it'
             )
+    _check_ids(model, inputs[real.to(inputs.device) != 0])
     rows = tuple(tuple(ids[pad:]) for ids, pad in zip(inputs.tolist(), pads, strict=True))
     return Batch(inputs.to(device), real.to(device), rows, pads)
 
 
+def _check_ids(model: Model, ids: torch.Tensor) -> None:
+    """Refuse ids without an embedding: on a GPU, looking one up ends all further work of the process."""
+    known = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    low, high = (int(bound) for bound in ids.aminmax())
+    if isinstance(known, int) and (low < 0 or high >= known):
+        raise ValueError(f"id {low if low < 0 else high}: the model knows ids from 0 to {known - 1}")
+
+
 def _padded(prompts: Sequence[Any], pad_token: int) -> tuple[torch.Tensor, torch.Tensor]:
     lists = [prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt for prompt in prompts]
-    if not lists or isinstance(lists[0], int):
+    if not lists or not hasattr(lists[0], "__len__"):
         lists = [lists]
     for row, prompt in enumerate(lists):
-        if not all(isinstance(token, Integral) for token in prompt):
+        if not hasattr(prompt, "__len__") or not all(isinstance(token, Integral) for token in prompt):
             raise ValueError(
                 f"prompt {row} has other values than ids: give lists of integers, or tensors of one dimension"
             )

@@ -81,9 +81,10 @@ class TieredPrefixCache:
         piece_tokens: int = PIECE_TOKENS,
         name: str | None = None,
     ) -> None:
-        for key, value in (("block_tokens", block_tokens), ("piece_tokens", piece_tokens)):
-            if value < 1:
-                raise ConfigError(f"{key} = {value}: give 1 or more")
+        sizes: tuple[tuple[str, object], ...] = (("block_tokens", block_tokens), ("piece_tokens", piece_tokens))
+        for key, value in sizes:
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{key} = {value!r:.80}: give a whole number from 1")
         self._model = model
         self._shape = kv_shape(model)
         self._takes_padding = positions_skip_padding(model)

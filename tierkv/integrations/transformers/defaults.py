@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ def stack_config(stack: StackConfig | Mapping[str, Any] | str | Path, shape: KvS
         return stack
     if isinstance(stack, Mapping):
         return parse_config(stack)
+    if not isinstance(stack, str | os.PathLike):
+        raise ConfigError(f"stack = {stack!r:.80}: give a folder for the chunks, or the file of a stack")
     if not str(stack).strip():
         raise ConfigError('stack = "": give a folder for the chunks, or the file of a stack')
     path = Path(stack)
