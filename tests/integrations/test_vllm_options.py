@@ -20,14 +20,16 @@ UNKNOWN = ["0.31.9", "0.34.0", "1.32.0", "0.3.2", "dev"]
 
 def test_a_description_inline() -> None:
     """One JSON argument on the command line is the shortest way to serve."""
-    assert read_options({"tierkv": STACK}).stack.host.capacity == 1 << 20
+    options = read_options({"tierkv": STACK})
+    assert (options.stack.host.capacity, options.source) == (1 << 20, "kv_connector_extra_config.tierkv")
 
 
 def test_the_path_of_a_description(tmp_path: Path) -> None:
     """An administrator writes one file, and every server reads it."""
     path = tmp_path / "stack.toml"
     path.write_text('[host]\ncapacity = "2MiB"\n')
-    assert read_options({"tierkv": str(path)}).stack.host.capacity == 2 << 20
+    options = read_options({"tierkv": str(path)})
+    assert (options.stack.host.capacity, options.source) == (2 << 20, str(path))
 
 
 def test_keys_of_the_engine_are_its_own() -> None:
@@ -54,6 +56,9 @@ def test_the_defaults_are_the_safe_ones() -> None:
         ({"tierkv": STACK, "tierkv_reset_scope": "disk"}, ["tierkv_reset_scope", "disk", '"all" or "host"']),
         ({"tierkv": STACK, "tierkv_strict": "yes"}, ["tierkv_strict", "yes", "true or false"]),
         ({"tierkv": "/no/such/stack.toml"}, ["/no/such/stack.toml"]),
+        ({"tierkv": '{"host": {"capacity": "1MiB"}}'}, ["tierkv = ", "JSON object without quotes", "or a path"]),
+        ({"tierkv": '[host]\ncapacity = "1MiB"'}, ["tierkv = ", "is the text of a description"]),
+        ({"tierkv": "/"}, ["/: is a directory", "name the file"]),
     ],
 )
 def test_what_is_wrong_is_named(extra: dict[str, object], words: list[str]) -> None:

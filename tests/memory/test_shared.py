@@ -150,7 +150,7 @@ def test_it_cannot_be_truncated(shared: SharedMemory) -> None:
 @pytest.mark.parametrize("capacity", [2**45, 2**62, 2**70])
 def test_more_than_the_machine_has_is_a_config_error(shared: SharedMemory, capacity: int) -> None:
     """The kernel overcommits shared memory and kills the process that uses it. The error is raised before."""
-    with pytest.raises(ConfigError, match="lower its capacity"):
+    with pytest.raises(ConfigError, match=r"^host.capacity = \d+ bytes: .*; lower it$"):
         HostArena(capacity, PAYLOAD_BYTES, shared.map)
 
 

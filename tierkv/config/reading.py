@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -38,6 +39,8 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     """
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir() raises for some paths that cannot exist
+            raise ConfigError(f"{path}: is a directory; name the file in it that describes the stack")
         raise ConfigError(f"{path}: unknown suffix {path.suffix!r}; a stack is written in {', '.join(_PARSERS)}")
     text = _read_text(path)
     if not text.strip():

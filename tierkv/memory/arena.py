@@ -57,14 +57,14 @@ class HostArena:
         self.num_slots = capacity_bytes // self.slot_bytes
         if self.num_slots < 1:
             raise ConfigError(
-                f"the host tier's capacity of {capacity_bytes} bytes holds no chunk: one takes {self.slot_bytes} bytes "
+                f"host.capacity = {capacity_bytes} bytes holds no chunk: one takes {self.slot_bytes} bytes "
                 "(header page included); raise the capacity or make chunks smaller"
             )
         try:
             self._mmap = memory(self.num_slots * self.slot_bytes)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"the system does not give the host tier {capacity_bytes} bytes of memory ({error}); lower its capacity"
+                f"host.capacity = {capacity_bytes} bytes: the system does not give that much memory ({error}); lower it"
             ) from error
         # Best effort: without huge pages copies are slower.
         with contextlib.suppress(OSError, AttributeError):

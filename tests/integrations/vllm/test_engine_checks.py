@@ -81,6 +81,14 @@ def test_pooling_of_the_last_token_is_served_from_the_tiers(seam: Seam, start_en
     assert (min(unlike) > 0.01) is (seam == "spec"), "the embedding must depend on what was loaded"
 
 
+def test_a_mistake_in_the_stack_is_named_with_its_place(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
+    """A stack inside vLLM's arguments has no file, so the key that holds it is named."""
+    tiers = [{"backend": "dsik", "path": str(tmp_path), "capacity": "64MiB"}]
+    with pytest.raises(EngineError) as caught:
+        start_engine(EngineSetup(seam, {**MEMORY, "tiers": tiers}))
+    assert 'kv_connector_extra_config.tierkv: tiers[0].backend = "dsik"' in str(caught.value)
+
+
 def inside_multi_connector(setup: EngineSetup) -> EngineSetup:
     """The same connector as the only one of vLLM's ``MultiConnector``, with vLLM's default policy."""
     inner = setup.kv_transfer_config()

@@ -30,6 +30,8 @@ class AdapterOptions:
 
     stack: StackConfig
     """Description of the stack."""
+    source: str
+    """Name of the description in messages: its path, or the key that holds it."""
     reset_scope: ResetScope = "all"
     """Tiers that a reset asked through vLLM empties: "all", or "host" for the host tier only."""
     strict: bool = False
@@ -57,14 +59,20 @@ def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()
     if not isinstance(strict, bool):
         problems.append(Problem(STRICT, "must be true or false", strict))
     raise_problems(SOURCE, problems)
-    return AdapterOptions(_described(extra_config[KEY]), scope, strict)
+    return AdapterOptions(*_described(extra_config[KEY]), scope, strict)
 
 
-def _described(given: object) -> StackConfig:
+def _described(given: object) -> tuple[StackConfig, str]:
+    if isinstance(given, str) and (given.lstrip().startswith(("{", "[")) or "\n" in given):
+        text = (
+            "is the text of a description; write the description as a JSON object without quotes around it, or a path"
+        )
+        raise_problems(SOURCE, [Problem(KEY, text, given)])
     if isinstance(given, str | Path):
-        return load_config(given)
+        return load_config(given), str(given)
     if isinstance(given, Mapping):
-        return parse_config(given, source=f"{SOURCE}.{KEY}")
+        source = f"{SOURCE}.{KEY}"
+        return parse_config(given, source=source), source
     problem = Problem(
         KEY, f"must be the path of a description, or the description itself; for example {_EXAMPLE}", given
     )

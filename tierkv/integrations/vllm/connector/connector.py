@@ -90,7 +90,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             warn_of_lost_stores(vllm_config, config)
             self._publishes = _publishes_events(vllm_config)
             config = with_events(config, enabled=self._publishes)
-            resolved = resolve(config, registry)
+            resolved = resolve(config, registry, options.source)
             stack = open_stack(config, spec, plugins=registry)
             self._sources = _sources(resolved)
             self.scheduler = ContainedScheduler(

@@ -100,7 +100,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             enabled = self.kv_events_config.enable_kv_cache_events
             registry = load_plugins()
             config = with_events(self._stack_config, enabled=enabled)
-            places = localities(resolve(config, registry))
+            places = localities(resolve(config, registry, self._options.source))
             ids = [group.group_id for group in self.config.groups]
             noted = read_note(self.config.engine_id, len(ids))
             if any(noted.states):
