@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.manager.lower.learned_room import RETRY_S, STEP_FRAMES, LearnedRoom
+from tierkv.manager.lower.learned_room import EVICTED_FRAMES_MAX, RETRY_S, STEP_FRAMES, LearnedRoom
 
 FRAME = 100
 
@@ -52,3 +52,23 @@ def test_a_tier_without_a_bound_is_bounded_for_a_while() -> None:
     room.refused(4_000, FRAME, 0.0)
     room.retry(RETRY_S)
     assert room.bytes == 4_000 + STEP_FRAMES * FRAME
+
+
+def test_evictions_that_make_no_room_end() -> None:
+    """A disk that is full of the files of others for a minute once cost the tier all of its chunks, one per write."""
+    room, used = LearnedRoom(100_000), 50_000
+    for _ in range(10 * EVICTED_FRAMES_MAX):
+        used -= FRAME * room.refused(used, FRAME, 0.0)
+    assert used == 50_000 - EVICTED_FRAMES_MAX * FRAME
+    assert room.bytes == used, "no further write evicts for itself, either"
+    used -= FRAME * room.refused(used, FRAME, RETRY_S)
+    assert used == 50_000 - (EVICTED_FRAMES_MAX + 1) * FRAME, "a disk that has become smaller is followed"
+
+
+def test_evictions_go_on_while_writes_succeed() -> None:
+    """Evictions that do make room let a tier of any size give way to a smaller disk."""
+    room, used = LearnedRoom(100_000), 50_000
+    for _ in range(10 * EVICTED_FRAMES_MAX):
+        assert room.refused(used, FRAME, 0.0)
+        used -= FRAME
+        used += 2 * FRAME  # the next writes

@@ -2,6 +2,9 @@
 
 The bytes stored at that moment become the tier's room, so that chunks are evicted in time, instead of one per refused
 write. Room is won back in steps: if the backend takes more, the next step is twice as long, and otherwise the shortest.
+
+A refusal may have a cause that no eviction removes, such as a file system that copies on write and is full of the files
+of others. So evictions that make no room end after some frames, and go on after a while.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ RETRY_S = 10.0
 """Seconds after a refusal, or after a step, until the next step."""
 STEP_FRAMES = 8
 """Frames of the shortest step and of the least room: each of them may be refused."""
+EVICTED_FRAMES_MAX = 64
+"""Frames that are evicted without effect within ``RETRY_S``: the rest is kept, and can be read."""
 
 
 class LearnedRoom:
@@ -25,29 +30,38 @@ class LearnedRoom:
         self._capacity_bytes = capacity_bytes
         self._step_bytes = 0
         self._again_s = 0.0
+        self._full_bytes = -1
+        self._full_until_s = 0.0
 
     @property
     def is_learned(self) -> bool:
         """Whether the room is less than the capacity."""
         return self.bytes != self._capacity_bytes
 
-    def refused(self, used_bytes: int, frame_bytes: int, now: float) -> None:
+    def refused(self, used_bytes: int, frame_bytes: int, now: float) -> bool:
         """Note that the backend has no room for a frame.
 
         Args:
             used_bytes: bytes of the stored frames.
             frame_bytes: upper bound for the frame. Some such frames are always tried, to notice the end of a full disk.
             now: time in seconds.
+
+        Returns:
+            Whether an eviction may make room.
         """
-        known = used_bytes if self.bytes is None else min(self.bytes, used_bytes)
+        if used_bytes > self._full_bytes or now >= self._full_until_s:
+            self._full_bytes, self._full_until_s = used_bytes, now + RETRY_S
+        kept = self._full_bytes - EVICTED_FRAMES_MAX * frame_bytes
+        known = max(used_bytes, kept)
         self._step_bytes = STEP_FRAMES * frame_bytes
-        room = max(known, self._step_bytes)
+        room = max(known if self.bytes is None else min(self.bytes, known), self._step_bytes)
         self.bytes = room if self._capacity_bytes is None else min(room, self._capacity_bytes)
         self._again_s = now + RETRY_S
+        return used_bytes > kept
 
     def retry(self, now: float) -> None:
         """Allow one step more if it is due."""
-        if self.bytes is None or not self.is_learned or now < self._again_s:
+        if self.bytes is None or self.bytes == self._capacity_bytes or now < self._again_s:
             return
         room = self.bytes + self._step_bytes
         self.bytes = room if self._capacity_bytes is None else min(room, self._capacity_bytes)

@@ -289,12 +289,11 @@ class LowerTier:
 
     def deleted(self, key: Key, *, now: float) -> bool:
         """End a deletion after which the frame is gone. Returns whether the chunk was known to be here until now."""
-        residency = self.residency
-        if key in residency.uncertain:
-            residency.end_uncertain(key)
+        if key in self.residency.uncertain:
+            self.residency.end_uncertain(key)
             return False
         known = self.forget(key, now)  # the policy does not know a chunk that is being deleted
-        residency.end_deletion(key)
+        self.residency.end_deletion(key)
         return known
 
     def not_deleted(self, key: Key, *, tried: bool, now: float) -> None:
@@ -357,17 +356,18 @@ class LowerTier:
         free = (residency.capacity_bytes - residency.used_bytes - residency.reserved_bytes) // frame_bytes
         return self._gate.refuse(keys, max(0, free - len(self.write_queue)))
 
-    def is_full(self, frame_bytes: int, now: float) -> None:
-        """Learn that the backend had no room for a frame of at most that size. Not for a shared tier."""
-        if self.capabilities.authoritative_index:
-            self._room.refused(self.residency.used_bytes, frame_bytes, now)
-            self.residency.capacity_bytes = self._room.bytes
+    def is_full(self, frame_bytes: int, now: float) -> bool:
+        """Learn that the backend had no room for a frame of at most that size. Returns whether to evict for it."""
+        if not self.capabilities.authoritative_index:
+            return False
+        helps = self._room.refused(self.residency.used_bytes, frame_bytes, now)
+        self.residency.capacity_bytes = self._room.bytes
+        return helps
 
     def retry_room(self, now: float) -> None:
         """Try after a while whether a tier that was full below its capacity has more room."""
-        if self._room.is_learned:
-            self._room.retry(now)
-            self.residency.capacity_bytes = self._room.bytes
+        self._room.retry(now)
+        self.residency.capacity_bytes = self._room.bytes
 
     def write_later(self, key: Key, lease: tuple[int, int]) -> None:
         """Remember a chunk that is due when its old frame is deleted, or if the tier answers that it is absent.

@@ -276,8 +276,8 @@ class InFlightOps:
             self._counters.writes_failed[tier.name] += 1
             tier.write_queue.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
-                tier.is_full(self._sizes.frame_bound(key), self._step.now)
-                self._room.evict_one(tier)
+                if tier.is_full(self._sizes.frame_bound(key), self._step.now):
+                    self._room.evict_one(tier)
             elif outcome.kind in _PERHAPS_WRITTEN:
                 tier.mark_uncertain(key, self._sizes.frame_bound(key))
         self._demotions.end_writes(pending.slots)
