@@ -98,6 +98,26 @@ def test_a_lock_file_that_was_removed_is_named(open_disk: OpenDisk, directory: P
         assert again.scan().keys() >= {make_key(0)}
 
 
+def test_removed_segment_files_are_reported(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user who removes them to free room frees none, and the tier would go on as if nothing had happened."""
+    monkeypatch.setattr(watch, "CHECK_S", 0.0)
+    disk = open_disk()
+    disk.put(frames(0))
+    with caplog.at_level(logging.WARNING, "tierkv_disk"):
+        assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+        assert not caplog.records
+        (directory / "segment-00000.dat").unlink()
+        for _ in range(3):
+            assert disk.get(make_key(0)) == frames(0)[make_key(0)], "open files are read all the same"
+    (message,) = [record.message for record in caplog.records]
+    assert f"1 segment files in {directory} were removed while they were in use" in message
+    disk.close()
+    with open_disk() as again:
+        assert again.scan() == {}
+
+
 def test_another_directory_in_its_place_is_left_alone(open_disk: OpenDisk, place: Path, directory: Path) -> None:
     """Files that a user restored, or another process made there, are neither written nor removed."""
     disk = open_disk()

@@ -75,7 +75,7 @@ class DiskBackend:
         self._clock = clock
         self._grow_again_s = 0.0
         self._is_full = False
-        self._watch = locked.lock.watch(self._tier, clock)
+        self._watch = locked.lock.watch(self._tier, clock, self._segments.removed_files)
         self._gate = CallGate(self._release)
         if not self.recovery.lossless:
             logger.warning("tier %s, %s: %s", self._tier, self._directory, "; ".join(self.recovery.losses()))

@@ -58,9 +58,9 @@ class NamespaceLock:
                 if not is_use:
                     os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    def watch(self, tier: str, clock: Callable[[], float]) -> DirectoryWatch:
-        """Make a watch on the locked directory. tier: its name, for messages; clock: monotonic time in seconds."""
-        return DirectoryWatch(self._path, self._fd, tier, clock)
+    def watch(self, tier: str, clock: Callable[[], float], removed_files: Callable[[], int]) -> DirectoryWatch:
+        """Make a watch on the locked directory; arguments as :class:`DirectoryWatch`."""
+        return DirectoryWatch(self._path, self._fd, tier, clock, removed_files)
 
     def release(self) -> None:
         """Unlock the directory."""

@@ -1,4 +1,4 @@
-"""Notices that a directory in use was removed, renamed or replaced by another one.
+"""Notices that a directory in use was removed, renamed or replaced by another one, and that files in it were removed.
 
 Open files outlive their names: without a look at the names a tier would go on to write into files that no later open
 finds. The lock file is looked for, at a bounded rate, because it is created once and kept as long as the directory.
@@ -27,13 +27,23 @@ class DirectoryWatch:
         lock_fd: descriptor of the locked file.
         tier: name of the tier, for messages.
         clock: monotonic time in seconds.
+        removed_files: counts the open segment files that have no name any more.
     """
 
-    def __init__(self, lock_file: Path, lock_fd: int, tier: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        lock_file: Path,
+        lock_fd: int,
+        tier: str,
+        clock: Callable[[], float],
+        removed_files: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._path = lock_file
         self._identity = _identity(os.fstat(lock_fd))
         self._directory_identity = _identity(lock_file.parent.stat())
         self._is_directory_lost = False
+        self._removed_files = removed_files
+        self._files_lost = 0
         self._tier = tier
         self._clock = clock
         self._again_s = clock()
@@ -74,6 +84,15 @@ class DirectoryWatch:
         elif self._is_lost and not is_lost:
             logger.warning("tier %s: %s is in its place again", self._tier, self._path.parent)
         self._is_lost = is_lost
+        if not is_lost and (count := self._removed_files()) > self._files_lost:
+            self._files_lost = count
+            logger.warning(
+                "tier %s: %d segment files in %s were removed while they were in use: their chunks are read until the "
+                "tier is closed, and are lost then; the file system gets their room back at that moment",
+                self._tier,
+                count,
+                self._path.parent,
+            )
 
     def _has_directory(self) -> bool:
         try:

@@ -79,6 +79,13 @@ class SegmentFiles:
                 continue
             self.pages[number] = os.fstat(self._files[number]).st_size // PAGE_BYTES
 
+    def removed_files(self) -> int:
+        """Number of open segment files that have no name any more. Any thread."""
+        try:
+            return sum(os.fstat(fd).st_nlink == 0 for fd in tuple(self._files.values()))
+        except OSError:  # one was closed meanwhile; the next look counts again
+            return 0
+
     def excess_pages(self, reserve_bytes: int = 0) -> int:
         """Number of pages beyond the capacity, beyond the directory's limit, or beyond the disk, whichever is most.
 
