@@ -15,8 +15,11 @@ STACK = {"host": {"capacity": "64MiB"}, "lookup": {"recompute": "off"}}
 HYBRID: dict[str, Any] = {
     "block_size": None, "num_gpu_blocks_override": 60, "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048,
 }  # fmt: skip
+ROOMY: dict[str, Any] = {"num_gpu_blocks_override": 200}
 MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], list[int]]] = {
     "qwen3": ({}, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
+    "gemma2": (ROOMY, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
+    "gemma3n": (ROOMY, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
     "falcon": (HYBRID, (900, 1200, 1500, 700), [896, 1152, 1408, 640]),
 }
 """Arguments of vLLM, lengths of prompts, and how many of their tokens are found."""

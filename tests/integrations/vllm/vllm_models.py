@@ -1,6 +1,7 @@
 """Small models with random weights, as folders that vLLM serves: ``python vllm_models.py FOLDER``.
 
 ``llama`` has one KV cache group. ``gemma`` mixes sliding windows with full attention, which makes three groups of it.
+``gemma2`` has two groups, ``gemma3n`` layers that use the KV of others.
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
 ``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
 ``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``, and ``mimo`` for itself (MTP).
@@ -22,7 +23,11 @@ from transformers import (
     DeepseekV2ForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
@@ -92,6 +97,34 @@ def gemma() -> PreTrainedModel:
     return Gemma3ForCausalLM(
         Gemma3TextConfig(num_hidden_layers=6, layer_types=kinds, sliding_window=64, query_pre_attn_scalar=32, **COMMON)
     )
+
+
+def gemma2() -> PreTrainedModel:
+    """Four layers, every other one with a window of two blocks; scores of attention have soft bounds.
+
+    The head is the matrix of embeddings, made small: otherwise each token is answered by itself, whatever is in front.
+    """
+    kinds = ["sliding_attention", "full_attention"] * 2
+    fields = {**COMMON, "tie_word_embeddings": True}
+    model = Gemma2ForCausalLM(
+        Gemma2Config(num_hidden_layers=4, layer_types=kinds, sliding_window=64, query_pre_attn_scalar=32, **fields)
+    )
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 0.05
+    return model
+
+
+def gemma3n() -> PreTrainedModel:
+    """Six layers like those of ``gemma``, of which the last three use the KV of earlier ones."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    fields = {**COMMON, "tie_word_embeddings": True}
+    return Gemma3nForCausalLM(
+        Gemma3nTextConfig(
+            num_hidden_layers=6, layer_types=kinds, sliding_window=64, num_kv_shared_layers=3, laurel_rank=16,
+            vocab_size_per_layer_input=VOCABULARY, hidden_size_per_layer_input=32,
+            activation_sparsity_pattern=[0.0] * 6, **fields,
+        )
+    )  # fmt: skip
 
 
 def granite() -> PreTrainedModel:
@@ -246,7 +279,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
-    for make in (llama, drafter, terse, gemma, granite, lfm, deepseek, qwen3, falcon, mimo, phi):
+    for make in (llama, drafter, terse, gemma, gemma2, gemma3n, granite, lfm, deepseek, qwen3, falcon, mimo, phi):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)
