@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -17,7 +18,7 @@ from tierkv.abc import Capabilities, WriteRequest, WriteResult
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing import faults
 from tierkv.tiers.retry import RetryLimits, Timing
-from tierkv.types.tier_ops import OP_KEYS, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import OP_KEYS, OutcomeKind, TierHealth, TierOp, Verb
 
 OK, ABSENT, CORRUPT = OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.CORRUPT
 FAILED, TIMED_OUT, REFUSED = OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED
@@ -93,6 +94,33 @@ def test_a_wedged_backend_delays_neither_submit_nor_drain(bench: Bench, gate: Ev
         assert [op_id for op_id in range(490) if not dispatch.completions(op_id)[-1].ended] == stuck
         gate.set()
         assert dispatch.wait(*stuck) == [[TIMED_OUT]] * 2
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_silent_tier_leaves_after_two_deadlines(bench: Bench, gate: Event, answers: bool) -> None:
+    """Every request that comes waits for a tier that hangs. With few operations in flight, five missed deadlines in a
+    row would take a minute. A tier that answers meanwhile has lost two calls, and no more."""
+    bench.backend.add("read_into", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=replace(ONE_THREAD, preferred_concurrency=3))) as dispatch:
+        state = dispatch.dispatcher._tier_states[0]
+        dispatch.submit(Verb.READ, [0], [0], deadline_s=10.0)
+        dispatch.clock.advance(5.0)
+        dispatch.submit(Verb.READ, [1], [1], deadline_s=10.0)
+        wait_for(lambda: bench.backend.calls.count("read_into") == 2, "both calls")
+        dispatch.clock.advance(5.0)
+        dispatch.drain()
+        assert state.breaker.usable, "one call may have lost its connection"
+        if answers:
+            dispatch.wait(dispatch.submit(Verb.PROBE, [2]))
+        dispatch.clock.advance(5.0)
+        health = [report for report in dispatch.drain() if isinstance(report, TierHealth)]
+        assert state.breaker.usable == answers
+        assert (
+            [report.reason for report in health] == []
+            if answers
+            else ["it has answered nothing for 10 s, and operations missed their deadline"]
+        )
+        gate.set()
 
 
 def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, gate: Event) -> None:

@@ -291,7 +291,7 @@ class Dispatcher:
             if result.tally.answered or not ticket.op.keys:
                 state.succeeded(ticket, result.tally, now_s)
             else:
-                self._count_failure(state, ticket.op, now_s, result.outcomes[-1].error or "deadline missed")
+                self._count_failure(state, ticket, now_s, result.outcomes[-1].error or "deadline missed")
 
     def _expire(self, keys_max: float, now_s: float) -> None:
         """Report missed deadlines, until they count as ``keys_max`` keys or more."""
@@ -314,7 +314,7 @@ class Dispatcher:
             if is_over:
                 state.stats.count_op(len(ticket.op.keys))
             if not ticket.has_answers and not (is_over and state.was_answering(ticket)):
-                self._count_failure(state, op, now_s, "deadline missed")
+                self._count_failure(state, ticket, now_s, "deadline missed")
 
     def _start_trials(self, now_s: float) -> None:
         """Submit a trial to every tier whose breaker has cooled down."""
@@ -356,8 +356,8 @@ class Dispatcher:
         elif ticket.op.verb is Verb.WRITE:
             state.writes_in_flight -= 1
 
-    def _count_failure(self, state: TierState, op: TierOp, now_s: float, why: str) -> None:
-        if reason := state.failed(op, now_s, why):
+    def _count_failure(self, state: TierState, ticket: Ticket, now_s: float, why: str) -> None:
+        if reason := state.failed(ticket, now_s, why):
             self._report_unusable(state, reason)
 
     def _report_unusable(self, state: TierState, reason: str) -> None:

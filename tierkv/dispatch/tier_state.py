@@ -25,6 +25,12 @@ from tierkv.types.tier_ops import OutcomeKind, TierListing, TierOp, Verb
 BREAKER_NUMBERS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 """State of a breaker as the value of a gauge."""
 
+SILENT_FAILURES = 3
+"""Failures as which an operation counts that missed its deadline while the tier answered nothing.
+
+Each request that comes waits for such a tier; with few operations in flight, five of them take several deadlines. One
+alone is no hang: it may have lost its connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
@@ -171,14 +177,21 @@ class TierState:
         self.stats.timed_out += len(op.keys)
         self.failures.missed(op, elapsed_s)
 
-    def failed(self, op: TierOp, now_s: float, why: str) -> str:
+    def failed(self, ticket: Ticket, now_s: float, why: str) -> str:
         """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""
+        op = ticket.op
         if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
             return ""  # known already, and no reason to stop reading
         was_usable = self.breaker.usable
-        self.breaker.failed(now_s)
+        # Silent: its deadline has passed, and the tier has answered nothing since it was submitted.
+        is_silent = ticket.deadline_reported and self.answered_s <= ticket.submitted_s
+        self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if self.breaker.usable or not was_usable:
             return ""
+        if is_silent:
+            return (
+                f"it has answered nothing for {now_s - ticket.submitted_s:.3g} s, and operations missed their deadline"
+            )
         return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"
 
     def scan_failed(self, scan: Scan, now_s: float) -> None:

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 from fsspec_support import check, get, key, open_at, put
 
+from tierkv.config.tier_schema import TierConfig
 from tierkv.errors import BackendError
 from tierkv_fsspec import FsspecOptions
 from tierkv_fsspec.failures import Failure, FailureKind, hide_secrets
@@ -96,6 +97,11 @@ def test_urls_mean(url: str, location: tuple[str, str, str]) -> None:
     read = Location.parse(url)
     assert (read.protocol, read.bucket, read.prefix) == location
     assert Location.parse(read.url) == read
+
+
+def test_no_request_outlives_the_deadline_of_its_read_by_default() -> None:
+    """A call of a server that hangs keeps its thread. When the server is well again, a trial waits for the thread."""
+    assert FsspecOptions(url="s3://bucket").read_timeout_s <= TierConfig(backend="fsspec").read_deadline_s
 
 
 def test_options_travel_between_processes() -> None:

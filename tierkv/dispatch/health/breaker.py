@@ -94,9 +94,12 @@ class Breaker:
         if not self.usable:  # of a closed one it changes nothing
             self._on(Event.SUCCEEDED, now_s)
 
-    def failed(self, now_s: float) -> None:
-        """An operation failed or missed its deadline; opens the breaker after ``failures_max`` in a row."""
-        self._failures += 1
+    def failed(self, now_s: float, weight: int = 1) -> None:
+        """An operation failed or missed its deadline; opens the breaker after ``failures_max`` in a row.
+
+        weight: failures as which it counts.
+        """
+        self._failures += weight
         self._on(Event.FAILED, now_s)
         if self.state is State.CLOSED and self._failures >= self._failures_max:
             self._on(Event.TRIPPED, now_s)

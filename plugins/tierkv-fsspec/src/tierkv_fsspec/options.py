@@ -112,8 +112,8 @@ class FsspecOptions:
     """Region of the bucket (S3)."""
     connect_timeout_s: float = 5.0
     """Seconds to establish a connection (S3, Google, Azure, HTTP)."""
-    read_timeout_s: float = 30.0
-    """Seconds for one request (S3, Google, Azure, HTTP)."""
+    read_timeout_s: float = 10.0
+    """Seconds for one request (S3, Google, Azure, HTTP). More than the tier's deadlines keep a thread in vain."""
     concurrent_requests: int = 16
     """Requests in flight at once, over all calls."""
     implementation: Literal["auto", "obstore", "fsspec"] = "auto"
