@@ -98,7 +98,7 @@ def test_a_wedged_backend_delays_neither_submit_nor_drain(bench: Bench, gate: Ev
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_silent_tier_leaves_after_two_deadlines(bench: Bench, gate: Event, answers: bool) -> None:
-    """Every request that comes waits for a tier that hangs. With few operations in flight, five missed deadlines in a
+    """Every request that arrives waits for a tier that hangs. With few operations in flight, five missed deadlines in a
     row would take a minute. A tier that answers meanwhile has lost two calls, and no more."""
     bench.backend.add("read_into", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=replace(ONE_THREAD, preferred_concurrency=3))) as dispatch:

@@ -28,7 +28,7 @@ BREAKER_NUMBERS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 SILENT_FAILURES = 3
 """Failures as which an operation counts that missed its deadline while the tier answered nothing.
 
-Each request that comes waits for such a tier; with few operations in flight, five of them take several deadlines. One
+Each request that arrives waits for such a tier; with few operations in flight, five of them take several deadlines. One
 alone is no hang: it may have lost its connection."""
 
 

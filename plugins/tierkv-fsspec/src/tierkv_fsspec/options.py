@@ -113,7 +113,7 @@ class FsspecOptions:
     connect_timeout_s: float = 5.0
     """Seconds to establish a connection (S3, Google, Azure, HTTP)."""
     read_timeout_s: float = 10.0
-    """Seconds for one request (S3, Google, Azure, HTTP). More than the tier's deadlines keep a thread in vain."""
+    """Seconds for one request (S3, Google, Azure, HTTP). More than the tier's deadlines only keeps a thread."""
     concurrent_requests: int = 16
     """Requests in flight at once, over all calls."""
     implementation: Literal["auto", "obstore", "fsspec"] = "auto"
