@@ -118,9 +118,25 @@ def test_a_silent_tier_leaves_after_two_deadlines(bench: Bench, gate: Event, ans
         assert (
             [report.reason for report in health] == []
             if answers
-            else ["it has answered nothing for 10 s, and operations missed their deadline"]
+            else ["it has answered nothing for 10 s, and operations failed, the last with: deadline missed"]
         )
         gate.set()
+
+
+@pytest.mark.parametrize("took_s", [0.5, 3.0])
+def test_failures_after_long_tries_count_as_silence(bench: Bench, took_s: float) -> None:
+    """A plugin whose own time limit is short fails before the deadline, after each of its tries. That is a hang, too.
+    Errors that come back fast cost nothing, and five of them are needed."""
+    with dispatching(bench) as dispatch:
+
+        def time_passes(batch: Any, inner: Callable[[Any], Any]) -> object:
+            dispatch.clock.advance(took_s)
+            raise TimeoutError("no answer")
+
+        bench.backend.add("read_into", time_passes)
+        for number in range(2):
+            dispatch.wait(dispatch.submit(Verb.READ, [number], [number], deadline_s=100.0))
+        assert dispatch.dispatcher._tier_states[0].breaker.usable == (took_s == 0.5)
 
 
 def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, gate: Event) -> None:

@@ -26,7 +26,7 @@ BREAKER_NUMBERS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 """State of a breaker as the value of a gauge."""
 
 SILENT_FAILURES = 3
-"""Failures as which an operation counts that missed its deadline while the tier answered nothing.
+"""Failures as which an operation counts that failed late, or missed its deadline, while the tier answered nothing.
 
 Each request that arrives waits for such a tier; with few operations in flight, five of them take several deadlines. One
 alone is no hang: it may have lost its connection."""
@@ -183,15 +183,15 @@ class TierState:
         if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
             return ""  # known already, and no reason to stop reading
         was_usable = self.breaker.usable
-        # Silent: its deadline has passed, and the tier has answered nothing since it was submitted.
-        is_silent = ticket.deadline_reported and self.answered_s <= ticket.submitted_s
+        # Silent: it took long, all its tries together, and the tier has answered nothing since it was submitted.
+        silent_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
+        is_long = ticket.deadline_reported or silent_s >= self.limits.trial_deadline_s
+        is_silent = is_long and self.answered_s <= ticket.submitted_s
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if self.breaker.usable or not was_usable:
             return ""
         if is_silent:
-            return (
-                f"it has answered nothing for {now_s - ticket.submitted_s:.3g} s, and operations missed their deadline"
-            )
+            return f"it has answered nothing for {silent_s:.3g} s, and operations failed, the last with: {why}"
         return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"
 
     def scan_failed(self, scan: Scan, now_s: float) -> None:
