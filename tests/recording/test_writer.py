@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import threading
 import time
@@ -50,6 +51,21 @@ def test_what_was_put_is_read(tmp_path: Path) -> None:
     assert entries[2]["keys"] == [bytes(range(16)).hex() + ".3"]
     assert steps_in(iter(entries)) == [1, 2]
     assert writer.dropped == 0
+
+
+def test_a_record_is_private(tmp_path: Path) -> None:
+    """It names requests and tenants. Other users of the machine read neither the file in use nor the older ones."""
+    before = os.umask(0)
+    try:
+        writer = writer_of(tmp_path / "run.jsonl", bytes_max=200)
+        for step in range(20):
+            writer.put([line(step)])
+        writer.close(10)
+    finally:
+        os.umask(before)
+    files = list(tmp_path.iterdir())
+    assert len(files) > 1
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
 def test_files_are_bounded_and_the_newest_are_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from tierkv.abc.places import open_private
 from tierkv.dispatch.threads.batch_writer import BatchWriter
 from tierkv.dispatch.threads.spawn import Spawn, start_thread
 from tierkv.errors import ConfigError
@@ -126,7 +127,7 @@ class RecordWriter:
             raise OSError(errno.ENOSPC, "only a part of the entries fitted")
 
     def _open(self) -> BinaryIO:
-        file: BinaryIO = self._path.open("ab", buffering=0)
+        file: BinaryIO = os.fdopen(open_private(str(self._path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", 0)
         self._file = file
         size = file.seek(0, os.SEEK_END)
         if size and not _ends_line(self._path, size):
