@@ -150,7 +150,9 @@ class ServiceChecks:
         for request_id in [one for one in self._open if one not in waiting]:
             del self._open[request_id]
             self._moved = True
-        waited_s = min(GAP_MAX_S, now_s - self._last_step_s) if outstanding else 0.0
+        # Operations that have ended wait for a step to take them in, with a small budget one in each: no tier is still.
+        is_waiting = outstanding and not self._probe.manager.step.is_behind
+        waited_s = min(GAP_MAX_S, now_s - self._last_step_s) if is_waiting else 0.0
         for question in self._open.values():
             question.still_s = 0.0 if self._moved else question.still_s + waited_s
             if question.there:
