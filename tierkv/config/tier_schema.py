@@ -128,7 +128,7 @@ class TierConfig(Table):
     breaker_failures: Count = Field(
         default=5,
         description="Consecutive failures that open the circuit breaker: the tier's chunks are misses and writes are "
-        "dropped. An operation that failed after 2 seconds or more counts as three if the tier answered nothing "
+        "dropped. An operation that failed late, or missed its deadline, counts as three if the tier answered nothing "
         "meanwhile.",
     )
     breaker_cooldown_s: PositiveSeconds = Field(
