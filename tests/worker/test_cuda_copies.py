@@ -26,7 +26,7 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.cuda.batch_copy import BatchCopy, Numbers, load_batch_copy
-from tierkv.worker.cuda.copies import CudaCopies
+from tierkv.worker.cuda.copies import PIECES_MAX, CudaCopies
 from tierkv.worker.cuda.pages import DevicePages
 from tierkv.worker.cuda.runtime import CudaDevice
 from tierkv.worker.pages import HostPages
@@ -131,6 +131,28 @@ def test_a_piece_is_sealed_while_others_are_copied(bed: Bed) -> None:
     assert [bed.arena.slot(slot)[0] != 0 for slot in range(4)] == [True, True, False, False]
     assert not finish(bed)
     assert bed.arena.slot(3)[0]
+
+
+def test_a_long_job_has_few_pieces() -> None:
+    """The engine's thread queues each piece, and the copy threads' queue is bounded: 128k tokens must not fill it."""
+    bed = Bed(HAND, piece_bytes=1)
+    copies = bed.worker._copies
+    assert isinstance(copies, CudaCopies)
+    submit, asked = copies._submit, []
+
+    def counted(function: Callable[[], Any]) -> Any:
+        asked.append(function)
+        return submit(function)
+
+    copies._submit = counted
+    blocks = [1 + i % (NUM_BLOCKS - 1) for i in range(3 * 40)]
+    stored = job(1, blocks, store=True)
+    transfer = copies.start(stored)
+    assert len(asked) <= PIECES_MAX
+    transfer.wait()
+    assert not transfer.result().failed
+    assert all(bed.arena.slot(slot)[0] for slot in range(40))
+    bed.close()
 
 
 @pytest.mark.parametrize("refused", [2, 5])

@@ -183,7 +183,7 @@ class TierState:
         if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
             return ""  # known already, and no reason to stop reading
         was_usable = self.breaker.usable
-        # Silent: it took long, all its tries together, and the tier has answered nothing since it was submitted.
+        # Silent: it took longer than a trial may, and the tier has answered nothing since it was submitted.
         silent_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
         is_long = ticket.deadline_reported or silent_s >= self.limits.trial_deadline_s
         is_silent = is_long and self.answered_s <= ticket.submitted_s

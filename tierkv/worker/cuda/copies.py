@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tierkv.errors import TierKVError
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, cdiv
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.cuda.batch_copy import Numbers
@@ -42,6 +42,9 @@ DIRECT_BYTES = 64 << 10
 
 PIECE_BYTES = 16 << 20
 """Bytes of a piece at most, if a chunk is not longer: a few milliseconds of checksums."""
+
+PIECES_MAX = 16
+"""Pieces of a job. Those of a longer job are longer: the engine's thread queues each, and the queue is bounded."""
 
 _STREAMS = 4
 
@@ -138,7 +141,8 @@ class CudaCopies:
     def start(self, job: TransferJob) -> CudaTransfer:
         """Begin a job after the work that the engine has enqueued so far. Does not wait."""
         work = _Work(job, self._device.now(), self._pages, self._rank_slice.geometry)
-        count, step = len(job.keys), self._piece_chunks
+        count = len(job.keys)
+        step = max(self._piece_chunks, cdiv(count, PIECES_MAX))
         numbers = [range(first, min(first + step, count)) for first in range(0, count, step)]
         pieces = [(piece, self._submit(partial(self._enqueue, work, piece))) for piece in numbers]
         return CudaTransfer(job, pieces, lambda piece, failed: self._finish(job, piece, failed))
