@@ -70,9 +70,14 @@ def ls(
             "open in",
         )
         print_table(place, columns, [_row(each) for each in summaries])
-    total = sum(each.chunks for each in summaries), sum(each.frame_bytes for each in summaries)
-    sentence = f"{counted_namespaces(len(summaries))}, {counted(*total)}"
-    report.end(ctx, sentence, place=place, namespaces=[_as_json(each) for each in summaries])
+    chunks_sum, bytes_sum = sum(each.chunks for each in summaries), sum(each.frame_bytes for each in summaries)
+    different = len({stored.namespace.fingerprint() for _, stored in target.stores})
+    by_tier = {each.name: sum(at is each for at, _ in target.stores) for each in target.places}
+    total = {"namespaces": different, "namespaces_by_tier": by_tier, "chunks": chunks_sum, "frame_bytes": bytes_sum}
+    tiers = ", ".join(f"{count:,} in {name}" for name, count in by_tier.items())
+    sentence = counted_namespaces(different) + (f" ({tiers})" if len(by_tier) > 1 else "")
+    sentence += f", {counted(chunks_sum, bytes_sum)}" + (" in all tiers together" if len(by_tier) > 1 else "")
+    report.end(ctx, sentence, place=place, namespaces=[_as_json(each) for each in summaries], total=total)
 
 
 def _problems(summary: Summary) -> list[Finding]:
