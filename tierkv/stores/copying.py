@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Copied:
     """Number of findings."""
     is_full: bool = False
     """Whether the target has no more room."""
+    named: set[str] = field(default_factory=set)
+    """Chosen keys that name a listed chunk."""
 
 
 class _Ended(Exception):  # noqa: N818 - no error: it ends a copy from inside
@@ -169,6 +171,7 @@ class StoreCopy:
                 continue
             self._listed += 1
             if self._chosen.matches(entry):
+                self._sums.named |= self._chosen.names_of(entry)
                 yield entry
 
     def _store(self, batch: list[ReadFrame]) -> Iterator[Finding]:

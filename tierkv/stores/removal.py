@@ -37,6 +37,8 @@ class Removed:
     """Chunks that were kept because the backend does not know when they were stored."""
     failed: int = 0
     """Chunks that could not be removed."""
+    named: set[str] = field(default_factory=set)
+    """Chosen keys that name a chunk, whether it could be removed or not."""
 
 
 def remove_chunks(
@@ -77,6 +79,8 @@ def chosen_frames(store: Store, chosen: ChunkFilter, sums: Removed) -> Iterator[
         if not isinstance(entry, DamagedEntry):
             matches = chosen.matches(entry)
             sums.unknown_age += matches is None
+            if matches is not False:
+                sums.named |= chosen.names_of(entry)
             if matches:
                 yield entry
 

@@ -121,12 +121,17 @@ class ChunkFilter:
         """Whether keys decide."""
         return self.tenant is not None or self.keys is not None
 
+    def names_of(self, frame: StoredFrame) -> frozenset[str]:
+        """Return those of ``keys`` that name a chunk."""
+        key = frame.key or b""
+        return frozenset() if self.keys is None else self.keys & {key.hex(), short_key(key)}
+
     def matches(self, frame: StoredFrame) -> bool | None:
         """Whether a chunk is chosen. None: all but its age is right, and its age is unknown."""
         key = frame.key or b""
         if self.tenant is not None and tenant_of(key) != self.tenant:
             return False
-        if self.keys is not None and key.hex() not in self.keys and short_key(key) not in self.keys:
+        if self.keys is not None and not self.names_of(frame):
             return False
         if self.stored_before_s is None:
             return True

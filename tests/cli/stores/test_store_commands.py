@@ -82,6 +82,11 @@ def test_ls_shows_each_namespace_by_its_model(run: Run, stack: Path) -> None:
     assert text.exit_code == 0
     for word in ("llama-3-8b", "qwen-7b", "unknown", "19 chunks"):
         assert word in text.stdout
+    assert found["total"] == {
+        "namespaces": 2, "namespaces_by_tier": {"disk": 2, "objects": 1}, "chunks": 19, "frame_bytes": 19 * FRAME_BYTES,
+    }  # fmt: skip
+    assert text.stdout.splitlines()[-1].startswith("2 namespaces (2 in disk, 1 in objects), 19 chunks")
+    assert run("ls", stack, "--tier", "objects").stdout.splitlines()[-1].startswith("1 namespace, 10 chunks")
 
 
 def test_ls_lists_single_chunks_as_lines(run: Run, stack: Path) -> None:
@@ -324,6 +329,42 @@ def test_warm_fills_the_disk_from_the_bucket(run: Run, stack: Path, tmp_path: Pa
     assert (warmed["chunks"], warmed["present"]) == (1, 1)
     assert told(run("warm", new, "-n", "llama*", "--json"))["chunks"] == 7
     assert told(run("ls", new, "--tier", "disk", "--json"))["namespaces"][0]["chunks"] == 10
+
+
+def test_keys_that_no_tier_has_are_named(run: Run, stack: Path, tmp_path: Path) -> None:
+    """A list of keys from the wrong machine would otherwise look like a stack that is warm already."""
+    keys, short = tmp_path / "keys.txt", short_key(chunk_key(7))
+    for chosen, (chunks, present), lost in (
+        ((short, "ab.0", "cd" * 36), (1, 0), ["ab.0", "cd" * 36]),
+        ((short, chunk_key(2).hex()), (0, 2), []),
+        ((chunk_key(0).hex(), "ab.0"), (0, 1), ["ab.0"]),
+    ):
+        keys.write_text("\n".join(chosen))
+        found = told(run("warm", stack, "--keys", keys, "--json"))
+        assert (found["chunks"], found["present"], found["not_found"]) == (chunks, present, lost)
+        assert (found["not_found_count"], found["findings"]) == (len(lost), [])
+    assert "; 1 of 2 chosen keys not found: ab.0" in run("warm", stack, "--keys", keys).stdout
+    keys.write_text("\n".join(f"{number:02x}.0" for number in range(7)))
+    found = told(run("warm", stack, "--keys", keys, "--json"), 1)
+    assert (found["not_found_count"], found["findings"][0]["kind"]) == (7, "missing")
+    assert found["findings"][0]["subject"] == "00.0, 01.0, 02.0, 03.0, 04.0 and 2 more"
+    removed = run("rm", stack, "--key", short, "--key", "ab.0", "--yes")
+    assert (removed.exit_code, "; 1 of 2 chosen keys not found: ab.0" in removed.stdout) == (0, True)
+
+
+def test_a_key_that_the_target_alone_has_is_found(run: Run, stack: Path, tmp_path: Path) -> None:
+    """A disk that has the chunk is warm, though the bucket has lost it; and a full disk leaves no key unsearched."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text(chunk_key(4).hex())
+    assert run("rm", stack, "--tier", "objects", "--key", chunk_key(4).hex(), "--yes").exit_code == 0
+    found = told(run("warm", stack, "--keys", keys, "--json"))
+    assert (found["chunks"], found["present"], found["not_found"]) == (0, 1, [])
+    (tmp_path / "more").mkdir()
+    small = disk_tier(tmp_path / "new", capacity=str(2 * FRAME_BYTES)).replace('"32768"', str(2 * FRAME_BYTES))
+    new = stack_file(tmp_path / "more", small, object_tier(tmp_path / "objects"))
+    keys.write_text("\n".join([*(chunk_key(number).hex() for number in range(10) if number != 4), "ab.0"]))
+    found = told(run("warm", new, "--keys", keys, "--json"))
+    assert (found["is_full"], found["not_found"]) == (True, ["ab.0"])
 
 
 def test_warm_ends_where_the_disk_is_full(run: Run, stack: Path, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
 from tierkv.abc import StoredNamespace
+from tierkv.cli.stores.missing_keys import report_missing, search_stores
 from tierkv.cli.stores.output import Report, counted, progress
 from tierkv.cli.stores.target import (
     PlaceChoice,
@@ -101,7 +102,12 @@ def copy(  # noqa: PLR0913 - click passes each option
                 break
     done = "would be copied" if dry_run else "copied"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}, {sums.present:,} were there"
-    report.end(ctx, sentence, source=source, target=target, dry_run=dry_run, **asdict(sums) | {"findings": []})
+    report.end(ctx, sentence, source=source, target=target, dry_run=dry_run, **_fields(sums))
+
+
+def _fields(sums: Copied) -> dict[str, Any]:
+    """Return the sums of a copy as fields of the JSON object. Its findings are the list of a report there."""
+    return {name: value for name, value in asdict(sums).items() if name not in ("named", "findings")}
 
 
 def _target_place(target: str, tier: str | None, backend: str | None) -> Place:
@@ -208,8 +214,9 @@ def warm(  # noqa: PLR0913 - click passes each option
     """Copy chunks up the tiers of STACK before its engine starts: from the bucket to the local disk.
 
     Choose a model, a tenant, or the chunks of prompts: those that requests of a record used, or a list of keys. It ends
-    when the upper tier is full, and says so; that is no failure. The engine must not run: it owns its disk and LMDB
-    tiers, and warms them itself as it serves.
+    when the upper tier is full, and says so; that is no failure. Keys that no tier has are named; exit code 1: no tier
+    has any of them, or a chunk was not copied. The engine must not run: it owns its disk and LMDB tiers, and warms them
+    itself as it serves.
 
     \b
     Examples:
@@ -235,10 +242,14 @@ def warm(  # noqa: PLR0913 - click passes each option
             report.add(finding for finding in copied if not sums.is_full or "is full" not in finding.reason)
             if sums.is_full:
                 break
+    sums.present += search_stores(chosen, sums.named, [each for each in found.stores if each[0] is goal])
+    if sums.is_full:  # the copy ended before it had listed all
+        search_stores(chosen, sums.named, [each for each in found.stores if each[0] in sources])
+    missing, fields = report_missing(report, stack, chosen, sums.named)
     done = "would be copied" if dry_run else "copied"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done} to {goal.name}, {sums.present:,} were there"
     sentence += f"; {goal.name} is full" if sums.is_full else ""
-    report.end(ctx, sentence, stack=stack, to=goal.name, dry_run=dry_run, **asdict(sums) | {"findings": []})
+    report.end(ctx, sentence + missing, stack=stack, to=goal.name, dry_run=dry_run, **_fields(sums), **fields)
 
 
 def _up(stack: str, found: Target, from_tier: str | None, to_tier: str | None) -> tuple[Place, list[Place]]:

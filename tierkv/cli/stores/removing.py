@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from tierkv.abc import StoredNamespace
+from tierkv.cli.stores.missing_keys import report_missing
 from tierkv.cli.stores.output import Report, counted, counted_namespaces, name_of, progress
 from tierkv.cli.stores.target import (
     AGE,
@@ -76,7 +78,7 @@ def rm(  # noqa: PLR0913 - click passes each option
 
     Choices combine: a chunk goes if all of them match. A namespace that is chosen whole goes with its files. A disk or
     LMDB tier that an engine has open refuses, and says which process that is; chunks of an object store go while
-    engines use it, and become misses. Exit code 1: something was left.
+    engines use it, and become misses. Exit code 1: something was left, or no chunk has any of the keys.
 
     \b
     Examples:
@@ -101,13 +103,16 @@ def rm(  # noqa: PLR0913 - click passes each option
             except TierKVError as error:
                 report.add([refusal(at, stored, error)])
     report.add(_unknown_ages(sums, place))
-    if keys and not report.findings and not sums.chunks:
-        reason = "no chosen namespace has a chunk with this key; the beginning of a key is not enough"
-        report.add(Finding(FindingKind.MISSING, place, "", key, reason) for key in keys)
+    missing, fields = report_missing(report, place, chosen, sums.named)
     done = "would be removed" if dry_run else "removed"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}"
     sentence += f", and the files of {counted_namespaces(sums.namespaces)}" if sums.namespaces else ""
-    report.end(ctx, sentence, place=place, dry_run=dry_run, **asdict(sums))
+    report.end(ctx, sentence + missing, place=place, dry_run=dry_run, **_fields(sums), **fields)
+
+
+def _fields(sums: Removed) -> dict[str, Any]:
+    """Return the sums of a removal as fields of the JSON object."""
+    return {name: value for name, value in asdict(sums).items() if name != "named"}
 
 
 def _remove(  # noqa: PLR0913 - what to remove, and how
@@ -206,7 +211,7 @@ def gc(  # noqa: PLR0913 - click passes each option
             sentence += (
                 ", the rest stays between chunks, for new ones: `tierkv copy` to a new place makes files without it"
             )
-    report.end(ctx, sentence, place=place, dry_run=dry_run, given_up_bytes=given_up, **asdict(sums))
+    report.end(ctx, sentence, place=place, dry_run=dry_run, given_up_bytes=given_up, **_fields(sums))
 
 
 def _size(ctx: click.Context, text: str) -> int:
