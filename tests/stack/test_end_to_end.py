@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from stack_bed import CHUNK_TOKENS, ENGINE, SLOT_BYTES, Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.errors import BackendUnavailableError
-from tierkv.testing.faults import corrupt, hang_until, raise_error, return_error
+from tierkv.testing.faults import Inner, corrupt, hang_until, raise_error, record
 
 pytestmark = pytest.mark.needs_torch
 
@@ -142,10 +143,22 @@ def test_one_bad_key_fails_one_chunk(tmp_path: Path, faults: Faults, expected: E
     """Results are per key: an error for one key of a batch costs that chunk only."""
     prompts = prompts_of(8, 1)
     config = _faulty_disk(tmp_path, retries=0)
+    read: list[Sequence[Any]] = []
+    for _ in range(2):
+        with opened(config, plugins=faults.registry()) as stack:
+            faults.last.add("read_into", record(read))
+            serve(stack, prompts)
+    bad = list(chain(*read))[3].key  # by key: the first batch has three chunks, or more
+
+    def lose(batch: Sequence[Any], inner: Inner) -> object:
+        results = list(inner(batch))
+        return [
+            BackendUnavailableError("lost") if request.key == bad else result
+            for request, result in zip(batch, results, strict=True)
+        ]
+
     with opened(config, plugins=faults.registry()) as stack:
-        serve(stack, prompts)
-    with opened(config, plugins=faults.registry()) as stack:
-        faults.last.add("read_into", return_error(lambda: BackendUnavailableError("lost"), index=3), times=1)
+        faults.last.add("read_into", lose)
         assert serve(stack, prompts) == expected(prompts)
         assert stack.metrics.counters.tokens_loaded["faulty"] == 3 * CHUNK_TOKENS
 
