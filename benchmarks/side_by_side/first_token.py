@@ -20,11 +20,25 @@ from typing import Any
 from benchmarks.measure import Settings, progress
 from benchmarks.rows import Row, Target
 from benchmarks.side_by_side.figures import cacheable_tokens, cached_tokens, first_token_ms
-from benchmarks.side_by_side.jobs import Life, Sizes, StackName
+from benchmarks.side_by_side.jobs import Life, ModelShape, Sizes, StackName
 from benchmarks.side_by_side.vllm_ab import FULL, QUICK, Runner
 
 ROUNDS = 3
 SIZES = replace(FULL, alone=12, burst=36, burst_chunks=32, concurrency=4)
+GPU_SIZES = replace(
+    SIZES,
+    model=ModelShape(layers=16, hidden=2048, heads=8, head_dim=128),
+    device_chunks=4096,
+    host_chunks=2048,
+    long_chunks=256,
+    alone=6,
+    alone_chunks=256,
+    batch_tokens=8192,
+    burst=16,
+    burst_chunks=256,
+    concurrency=4,
+)
+"""On a GPU: prompts of 8,192 tokens in chunks of 2 MiB."""
 OFFLOADING = (StackName.VLLM, StackName.SPEC, StackName.CONNECTOR)
 _WHAT = {"alone, from disk": "one at a time", "queue, from disk": "all at once"}
 
@@ -37,7 +51,9 @@ def run(settings: Settings) -> Iterator[Row]:
     if importlib.util.find_spec("vllm") is None:
         sys.stderr.write("first_token: vLLM is not installed here, so there is no peer to compare with\n")
         return
-    sizes = settings.pick(SIZES, QUICK)
+    import torch  # noqa: PLC0415 - vLLM brings it
+
+    sizes = settings.pick(GPU_SIZES if torch.cuda.is_available() else SIZES, QUICK)
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
         runner = Runner(Path(folder), sizes)
         runner.write_model()

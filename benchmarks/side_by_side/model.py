@@ -29,7 +29,9 @@ def write_model(folder: Path, shape: ModelShape, context_tokens: int) -> None:
         initializer_range=_STD,
         tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # billions of random numbers take a CPU minutes
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from benchmarks.side_by_side.jobs import Job, Life, StackName
 
-_BELOW_BYTES = 2 << 30
-"""Capacity of the folder below; vLLM's has no bound."""
 _FRAME_BYTES = 4096
 """Beside a chunk's payload in a slot of tierkv: the header, rounded up to the alignment of O_DIRECT."""
 
@@ -27,9 +27,10 @@ def _nothing(_: Job) -> None:
 
 
 def _vllm(job: Job) -> dict[str, Any]:
+    own = {"spec_name": "TieringOffloadingSpec"}
+    on_cpu = {"spec_name": "CpuTieringSpec", "spec_module_path": "benchmarks.side_by_side.peer"}
     extra = {
-        "spec_name": "CpuTieringSpec",
-        "spec_module_path": "benchmarks.side_by_side.peer",
+        **(own if torch.cuda.is_available() else on_cpu),
         "cpu_bytes_to_use": host_chunks(job) * job.sizes.model.chunk_bytes,
         "secondary_tiers": [{"type": "fs", "root_dir": job.directory}],
         "offload_prompt_only": job.prompt_only,
@@ -54,11 +55,17 @@ def _connector(job: Job) -> dict[str, Any]:
 
 def _tierkv(job: Job) -> dict[str, Any]:
     """Defaults, but for paths and sizes."""
-    disk = {"backend": "disk", "path": job.directory, "capacity": _BELOW_BYTES, "min_free_bytes": 0}
+    disk = {"backend": "disk", "path": job.directory, "capacity": below_bytes(job), "min_free_bytes": 0}
     return {
         "host": {"capacity": host_chunks(job) * (job.sizes.model.chunk_bytes + _FRAME_BYTES)},
         "tiers": [disk],
     }
+
+
+def below_bytes(job: Job) -> int:
+    """Capacity of the folder below, for twice what a process stores at most; vLLM's has no bound."""
+    sizes = job.sizes
+    return max(2 << 30, 2 * sizes.burst * sizes.burst_chunks * (sizes.model.chunk_bytes + _FRAME_BYTES))
 
 
 def host_chunks(job: Job) -> int:
