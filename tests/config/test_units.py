@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.config.units import SIZE_BYTES_MAX, format_size, parse_size, round_size
+from tierkv.config.units import SIZE_BYTES_MAX, format_size, parse_size
+from tierkv.types.sizes import round_size
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.abc.places import check_private_directory, make_private_directory, open_private, read_short_file
+from tierkv.abc.places import (
+    absolute_path,
+    check_private_directory,
+    make_private_directory,
+    open_private,
+    read_short_file,
+)
 from tierkv.errors import BackendError
 
 
@@ -23,6 +29,35 @@ def _open_umask() -> Iterator[None]:
 def mode(path: Path) -> int:
     """Permission bits."""
     return path.stat().st_mode & 0o777
+
+
+def test_a_relative_path_is_that_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may change its directory between two openings of a tier."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert absolute_path("kv") == str(tmp_path / "kv")
+    assert absolute_path("~/kv") == "/home/me/kv"
+    assert absolute_path("/kv") == "/kv"
+
+
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [("", "give the directory"), ("a\0b", "give the directory"), ("~nobody-of-this-name/kv", "without ~")],
+)
+def test_a_path_that_names_no_directory(path: str, fix: str) -> None:
+    """The error names the option, its value and the fix: the framework adds file and table."""
+    with pytest.raises(ValueError, match=f"^root = .*: .*{fix}"):
+        absolute_path(path, "root")
+
+
+def test_a_lost_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory of a shell may be removed."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ValueError, match=r"^path = 'kv': .*; give an absolute path"):
+        absolute_path("kv")
 
 
 def test_every_missing_parent_is_private(tmp_path: Path) -> None:

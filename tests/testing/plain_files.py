@@ -22,7 +22,7 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
-from tierkv.abc.places import make_private_directory, open_private
+from tierkv.abc.places import absolute_path, make_private_directory, open_private
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.types.keys import Key
 
@@ -32,6 +32,9 @@ class PlainOptions:
     """Directory of the files."""
 
     path: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", absolute_path(self.path))
 
 
 class PlainFiles:

@@ -41,6 +41,29 @@ def test_a_missing_entry_point_is_explained(pytester: pytest.Pytester) -> None:
     assert "TIERKV_SPI" in output
 
 
+def test_a_path_that_stays_relative_is_explained(pytester: pytest.Pytester) -> None:
+    """An engine may change its directory, and a tier that is opened again would begin a second, empty store."""
+    file = pytester.makepyfile("""
+        import dataclasses, plain_files
+        from tierkv.testing import BackendConformance
+
+        @dataclasses.dataclass(frozen=True)
+        class Options:
+            path: str
+
+        class TestBroken(BackendConformance):
+            plugin = dataclasses.replace(plain_files.PLUGIN, options=Options)
+            not_installed = "a mistake for these tests"
+            raw_access = "not needed here"
+
+            def make_options(self, place):
+                return Options(str(place))
+    """)
+    output = pytester.runpytest_inprocess(f"{file}::TestBroken::test_declaration_is_consistent").stdout.str()
+    assert "a relative `path` stays relative" in output
+    assert "absolute_path(self.path)" in output
+
+
 def test_the_declaration_comes_first_and_stacks_last(pytester: pytest.Pytester) -> None:
     """The first failure that an author sees is the one to mend first."""
     file = pytester.makepyfile(SUITE.format(plugin="plain_files.PLUGIN"))

@@ -20,6 +20,32 @@ SHORT_FILE_BYTES_MAX = 1 << 20
 _ROOT_USER = 0
 
 
+def absolute_path(path: str, option: str = "path") -> str:
+    """Return a path as the directory that it names now, with ``~`` as the home directory.
+
+    Options call it when they are made, which is when the description of a stack is read. A process may change its
+    working directory later, and a tier is opened again after a failure: with a relative path it would begin a second,
+    empty store in the new directory. May be called on any thread.
+
+    Args:
+        path: as the description has it.
+        option: name of the tier's option that gives the path, for the error.
+
+    Raises:
+        ValueError: it is empty, or cannot name a directory. The message names option, value and fix.
+    """
+    if not path or "\0" in path:
+        raise ValueError(f'{option} = {path!r}: give the directory of this tier, such as "/var/cache/tierkv/NAME"')
+    try:
+        return str(Path(path).expanduser().absolute())
+    except OSError as error:
+        raise ValueError(f"{option} = {path!r}: {error}; give an absolute path") from None
+    except RuntimeError:
+        raise ValueError(
+            f"{option} = {path!r}: give a path without ~; the home directory of its user is unknown"
+        ) from None
+
+
 def make_private_directory(path: Path, option: str = "path") -> None:
     """Create a directory, and the parents that it lacks, with mode 0700; an existing one is checked and kept as it is.
 

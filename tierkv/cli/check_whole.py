@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tierkv.abc import CheckResult
 from tierkv.config import ChunkConfig, ResolvedTier, StackConfig
-from tierkv.config.units import round_size
 from tierkv.manager.contract import HOST
 from tierkv.memory.available import usable_bytes
+from tierkv.types.sizes import round_size
 
 MEMORY_SHARE_MAX = 0.8
 """Share of the machine's memory above which a host tier gets a warning."""

@@ -39,7 +39,7 @@ from tierkv.config.schema import (
     StoreConfig,
 )
 from tierkv.config.tier_schema import TierConfig
-from tierkv.config.units import format_size, parse_size, round_size
+from tierkv.config.units import format_size, parse_size
 
 __all__ = [
     "ChunkConfig",
@@ -62,5 +62,4 @@ __all__ = [
     "parse_sound_part",
     "resolve",
     "resolve_parts",
-    "round_size",
 ]

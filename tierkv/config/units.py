@@ -57,13 +57,3 @@ def format_size(size_bytes: int) -> str:
         if abs(size_bytes) >= unit_bytes and hundredths.denominator == 1:
             return f"{float(Fraction(size_bytes, unit_bytes)):.2f}".rstrip("0").rstrip(".") + unit
     return f"{size_bytes}B"
-
-
-def round_size(size_bytes: float) -> str:
-    """Format a size with about three digits and a binary unit: ``"1.23 GiB"``. Not for parsing."""
-    for unit, unit_bytes in _BINARY:
-        if abs(size_bytes) >= unit_bytes:
-            value = size_bytes / unit_bytes
-            decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0  # noqa: PLR2004  powers of ten
-            return f"{value:.{decimals}f} {unit}"
-    return f"{size_bytes:.0f} B"

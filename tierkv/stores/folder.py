@@ -40,7 +40,7 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
-from tierkv.abc.places import make_private_directory, open_private, read_short_file
+from tierkv.abc.places import absolute_path, make_private_directory, open_private, read_short_file
 from tierkv.errors import BackendError, NamespaceMismatchError, OutOfSpaceError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.types.keys import Key
@@ -66,6 +66,9 @@ class FolderOptions:
 
     path: str
     """The folder."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", absolute_path(self.path))
 
 
 @dataclass(frozen=True, slots=True)

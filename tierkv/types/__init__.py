@@ -10,6 +10,7 @@
 - Answers: result of a lookup (:mod:`~tierkv.types.lookup`), account of a request (:mod:`~tierkv.types.account`), cache
   events (:mod:`~tierkv.types.cache_events`), described events (:mod:`~tierkv.types.block_events`), observations for
   policies (:mod:`~tierkv.types.observation`).
+- Sizes in bytes for a reader (:mod:`~tierkv.types.sizes`).
 - The table-driven :mod:`~tierkv.types.state_machine` of chunks, requests and streams.
 
 Invariants:

@@ -47,11 +47,11 @@ def test_a_path_in_use(open_disk: OpenDisk, place: Path) -> None:
     found = check(place)
     assert not found["lock"].ok
     assert "in use by process" in found["lock"].detail
-    assert "1.0 MiB held" in found["space"].detail
+    assert "1.00 MiB held" in found["space"].detail
     disk.close()
     free = check(place)["lock"]
     assert free.ok
-    assert "model 'disk-tests', 1.0 MiB" in free.detail, "the line identifies a forgotten namespace"
+    assert "model 'disk-tests', 1.00 MiB" in free.detail, "the line identifies a forgotten namespace"
 
 
 def test_too_little_space(place: Path) -> None:
@@ -60,7 +60,7 @@ def test_too_little_space(place: Path) -> None:
     assert not check(place, min_free_bytes=1 << 60)["space"].ok
     free = shutil.disk_usage(place.parent).free
     short = check(place, capacity_bytes=1 << 30, min_free_bytes=free + (5 << 30))["space"]
-    (gib,) = re.findall(r"free (\d+\.\d) GiB", short.fix)
+    (gib,) = re.findall(r"free (\d+\.\d+) GiB", short.fix)
     assert float(gib) == pytest.approx(6.0, abs=0.5), "the reserve counts as well, where less than it is free"
     assert not check(place, capacity_bytes=None, min_free_bytes=1 << 60)["space"].ok
     assert check(place, capacity_bytes=None)["space"].ok
@@ -121,5 +121,5 @@ def test_bad_frames_are_reported(open_disk: OpenDisk, place: Path) -> None:
     disk.close()
     found = check(place)["quarantine"]
     assert not found.ok
-    assert "1 bad frames out of service, 4.0 KiB" in found.detail
+    assert "1 bad frames out of service, 4.00 KiB" in found.detail
     assert "last used 2" in check(place)["lock"].detail

@@ -30,7 +30,7 @@ def test_entry_point() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": ""}, "path is empty"),
+        ({"path": ""}, "path = '': give the directory of this tier"),
         ({"path": "x", "durability": "often"}, "durability = 'often' is not one of 'none', 'batch', 'always'"),
         ({"path": "x", "direct_io": "yes"}, "direct_io = 'yes' is not one of 'auto', 'on', 'off'"),
         ({"path": "x", "min_free_bytes": -1}, "min_free_bytes = -1 is negative"),

@@ -84,7 +84,7 @@ def test_what_is_no_data_file_is_set_aside(place: Path, victim: Path, file: str,
     assert os.path.lexists(path.with_name(f"{file}.damaged"))
 
 
-@pytest.mark.parametrize("replace", KINDS)
+@pytest.mark.parametrize("replace", [link, name, loop])
 def test_a_lock_that_is_not_ours_is_refused(place: Path, victim: Path, replace: Replace) -> None:
     """The lock file is truncated at each open: never the file that a link leads to."""
     before, path = victim.read_bytes(), directory(place) / "owner.lock"
@@ -94,6 +94,23 @@ def test_a_lock_that_is_not_ours_is_refused(place: Path, victim: Path, replace: 
         open_at(place)
     assert victim.read_bytes() == before
     list(check(LmdbOptions(path=str(place)), None))  # neither follows it nor waits
+
+
+@pytest.mark.parametrize("replace", [pipe, folder])
+def test_what_can_be_no_lock_is_set_aside(place: Path, victim: Path, replace: Replace) -> None:
+    """A directory or a pipe leads to no other file, and would keep the tier out until it is removed by hand."""
+    path = directory(place) / "owner.lock"
+    path.unlink()
+    replace(path, victim)
+    list(check(LmdbOptions(path=str(place)), None))  # neither follows it nor waits
+    for _ in range(2):
+        backend = open_at(place)
+        assert get(backend, key(1)) == [FRAME]
+        with pytest.raises(BackendError, match="in use by this process"):
+            open_at(place)
+        backend.close()
+    assert path.is_file()
+    assert os.path.lexists(path.with_name("owner.lock.damaged"))
 
 
 def test_a_namespace_that_is_a_link_is_refused(place: Path, victim: Path) -> None:

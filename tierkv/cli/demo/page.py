@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tierkv.config.units import round_size
 from tierkv.reports.bar_chart import BarChart
 from tierkv.reports.page import Facts, Page, Paragraph, Plots, Section, Table
+from tierkv.types.sizes import round_size
 
 
 def demo_page(report: Mapping[str, Any]) -> Page:

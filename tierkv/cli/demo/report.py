@@ -10,8 +10,8 @@ from rich.text import Text
 
 from tierkv.cli.demo.phases import PhaseResult, Served
 from tierkv.cli.output import BAD, GOOD, console, print_table
-from tierkv.config.units import round_size
 from tierkv.reference.configs import EngineConfig
+from tierkv.types.sizes import round_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from dataclasses import asdict
 import click
 
 from tierkv.cli.output import print_table
-from tierkv.config.units import format_size, round_size
+from tierkv.config.units import format_size
 from tierkv.planning.growth import Growth
 from tierkv.planning.plan import LEFT_OUT, chosen, equals
 from tierkv.planning.results import Fleet, Plan, StackPlan, TierPlan
 from tierkv.planning.traffic import Moved
+from tierkv.types.sizes import round_size
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
 NONE = "-"

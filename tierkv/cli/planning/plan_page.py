@@ -14,13 +14,14 @@ from tierkv.cli.planning.plan_output import (
     seconds,
     tier_row,
 )
-from tierkv.config.units import parse_size, round_size
+from tierkv.config.units import parse_size
 from tierkv.planning.plan import LEFT_OUT, chosen
 from tierkv.planning.results import Plan, StackPlan
 from tierkv.reports.axis import plain
 from tierkv.reports.bar_chart import BarChart
 from tierkv.reports.line_chart import LineChart, Series
 from tierkv.reports.page import Bullets, Facts, Heading, Page, Paragraph, Plots, Section, Table
+from tierkv.types.sizes import round_size
 
 POINTS_MAX = 400
 """Points of a line in the plot of traffic."""

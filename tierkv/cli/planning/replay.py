@@ -13,13 +13,13 @@ from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.cli.planning.options import CHUNKS_MAX_OPTION, ChunkCount, Size, cut_notice, progress_bar
 from tierkv.cli.planning.replay_page import policies_page
 from tierkv.cli.planning.replay_stacks import replay_stacks
-from tierkv.config.units import round_size
 from tierkv.errors import PluginError
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay
 from tierkv.replay.trace import TraceRequest, read_trace, require_requests
+from tierkv.types.sizes import round_size
 
 BOUND, FLOOR = "(knows the future)", "(first in, first out)"
 DEFAULT_SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tierkv.config.units import round_size
 from tierkv.replay.replaying import Replayed
 from tierkv.replay.stack_player import PlayedStack
 from tierkv.replay.tenants import tenant_hits
@@ -13,6 +12,7 @@ from tierkv.replay.trace import Trace
 from tierkv.reports.bar_chart import BarChart
 from tierkv.reports.line_chart import LineChart, Series
 from tierkv.reports.page import Heading, Page, Paragraph, Plots, Section, Table
+from tierkv.types.sizes import round_size
 
 
 def policies_page(

@@ -15,11 +15,11 @@ from tierkv.cli.planning.options import cut_notice, progress_bar
 from tierkv.cli.planning.replay_page import stacks_page
 from tierkv.config.loading import load_config
 from tierkv.config.resolving import resolve
-from tierkv.config.units import round_size
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.stack_player import PlayedStack, play_stack
 from tierkv.replay.tenants import TenantHits, tenant_hits
 from tierkv.replay.trace import Trace, load_trace
+from tierkv.types.sizes import round_size
 
 TENANTS_SHOWN_MAX = 20
 """Tenants in a table: those that ask for most chunks."""

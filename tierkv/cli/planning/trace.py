@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from tierkv.config.units import round_size
 from tierkv.errors import ConfigError
 from tierkv.recording.as_trace import RecordedTrace, trace_of
 from tierkv.recording.reading import read_entries
+from tierkv.types.sizes import round_size
 
 
 @click.command("trace")

@@ -11,7 +11,6 @@ from tierkv.abc import StoredFrame, StoredNamespace
 from tierkv.cli.output import print_table
 from tierkv.cli.stores.output import Report, ago, name_of
 from tierkv.cli.stores.target import KEY, PlaceChoice, find_target, not_opened, place_options
-from tierkv.config import round_size
 from tierkv.errors import TierKVError
 from tierkv.recording.entries import matches, short_key
 from tierkv.stores.findings import Finding, FindingKind
@@ -19,6 +18,7 @@ from tierkv.stores.places import Place
 from tierkv.stores.selection import tenant_text
 from tierkv.stores.store import ReadFrame, Store
 from tierkv.types.keys import Key, split_key
+from tierkv.types.sizes import round_size
 
 SHOWN_MAX = 20
 """Chunks that are shown; a short beginning of a key may match many."""

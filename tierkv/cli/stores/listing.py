@@ -13,13 +13,13 @@ from tierkv.abc import DamagedEntry, StoredNamespace
 from tierkv.cli.output import BAD, Cell, print_table, visible
 from tierkv.cli.stores.output import Report, ago, counted, counted_namespaces, name_of, progress
 from tierkv.cli.stores.target import PlaceChoice, Target, find_target, not_opened, place_options
-from tierkv.config import round_size
 from tierkv.errors import TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress
 from tierkv.stores.places import Place
 from tierkv.stores.selection import tenant_text
 from tierkv.stores.store import Store
 from tierkv.stores.summaries import GROUPINGS, Summary, Usage, add_usage, summarise
+from tierkv.types.sizes import round_size
 
 
 @click.command()

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from tierkv.abc import StoredNamespace
 from tierkv.cli.output import BAD, console, print_json, visible
-from tierkv.config import round_size
 from tierkv.stores.findings import Finding
 from tierkv.stores.findings import Progress as Advance
+from tierkv.types.sizes import round_size
 
 FINDINGS_MAX = 1000
 """Findings in the JSON object; more are counted."""

@@ -21,7 +21,7 @@ from tierkv.cli.stores.target import (
     place_options,
     tenant_option,
 )
-from tierkv.config import parse_size, round_size
+from tierkv.config import parse_size
 from tierkv.errors import TierKVError
 from tierkv.stores.findings import Finding, FindingKind, Progress
 from tierkv.stores.places import Place
@@ -38,6 +38,7 @@ from tierkv.stores.removal import (
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import Store
 from tierkv.types.keys import Tenant
+from tierkv.types.sizes import round_size
 
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would go.")
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")

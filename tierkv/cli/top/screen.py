@@ -12,7 +12,7 @@ from rich.text import Text
 from tierkv.cli.output import BAD, DIM, DOUBTFUL, GOOD
 from tierkv.cli.top.changes import Change
 from tierkv.cli.top.figures import OUT, SERVES, StackFigures, TierFigures
-from tierkv.config.units import round_size
+from tierkv.types.sizes import round_size
 
 NONE = "-"
 WIDE = 100

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tierkv.abc import CheckResult
 from tierkv.errors import BackendError
+from tierkv.types.sizes import round_size
 from tierkv_disk.directory import layout
 from tierkv_disk.directory.locks import lock_owner
 from tierkv_disk.directory.shared import last_used_s, namespaces, used_bytes
@@ -75,20 +76,13 @@ def _check_direct(options: DiskOptions, existing: Path) -> CheckResult:
 def _check_space(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
     held = sum(map(_held_bytes, path.iterdir())) if existing == path else 0
     free = shutil.disk_usage(existing).free
-    detail = f"{_size(free)} free, {_size(options.min_free_bytes)} of it reserved by min_free_bytes"
-    detail += f", {_size(held)} held already"
+    detail = f"{round_size(free)} free, {round_size(options.min_free_bytes)} of it reserved by min_free_bytes"
+    detail += f", {round_size(held)} held already"
     missing = (1 if capacity_bytes is None else capacity_bytes) - (free - options.min_free_bytes + held)
     if missing <= 0:
-        return _good("space", detail if capacity_bytes is None else f"{detail}: enough for {_size(capacity_bytes)}")
-    return _bad("space", detail, f"free {_size(missing)}, or lower the tier's capacity or min_free_bytes")
-
-
-def _size(size_bytes: int) -> str:
-    """A size for a reader: GiB, or a smaller unit where it is below a tenth of one."""
-    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20)):
-        if size_bytes >= unit_bytes // 10:
-            return f"{size_bytes / unit_bytes:.1f} {unit}"
-    return f"{size_bytes / 1024:.1f} KiB"
+        enough = "" if capacity_bytes is None else f": enough for {round_size(capacity_bytes)}"
+        return _good("space", detail + enough)
+    return _bad("space", detail, f"free {round_size(missing)}, or lower the tier's capacity or min_free_bytes")
 
 
 def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Iterator[CheckResult]:
@@ -98,12 +92,12 @@ def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_byte
     used = used_bytes(path) if existing == path else 0
     high, low = int(options.high_watermark * limit), int(options.low_watermark * limit)
     unused = "unused namespaces are removed" if options.reclaim_unused else "growth is refused"
-    detail = f"{_size(used)} of {_size(limit)} used; above {_size(high)} {unused}"
-    detail += f" down to {_size(low)}" * options.reclaim_unused
+    detail = f"{round_size(used)} of {round_size(limit)} used; above {round_size(high)} {unused}"
+    detail += f" down to {round_size(low)}" * options.reclaim_unused
     if capacity_bytes is not None and capacity_bytes > high:
         needed = int(capacity_bytes / options.high_watermark) + 1
         fix = f"set directory_bytes_max to at least {needed}, or lower `capacity`"
-        yield _bad("limit", f"{detail}: less than the capacity of {_size(capacity_bytes)}", fix)
+        yield _bad("limit", f"{detail}: less than the capacity of {round_size(capacity_bytes)}", fix)
     elif used > high and not options.reclaim_unused:
         yield _bad("limit", detail, "raise directory_bytes_max, or remove unused namespaces")
     else:
@@ -113,7 +107,7 @@ def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_byte
 def _check_namespaces(path: Path) -> Iterator[CheckResult]:
     for directory in namespaces(path):
         owner = lock_owner(directory)
-        name = f"namespace {directory.name} ({_model_of(directory)}, {_size(_held_bytes(directory))})"
+        name = f"namespace {directory.name} ({_model_of(directory)}, {round_size(_held_bytes(directory))})"
         if owner is None:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(last_used_s(directory)))
             yield _good("lock", f"{name} is free, last used {used}")
@@ -123,9 +117,8 @@ def _check_namespaces(path: Path) -> Iterator[CheckResult]:
         listed = list(read_quarantine(directory))
         if listed:
             held = sum(entry.pages for entry in listed) * PAGE_BYTES
-            detail = (
-                f"{name}: {len(listed)} bad frames out of service, {_size(held)}, see {directory / QUARANTINE_NAME}"
-            )
+            detail = f"{name}: {len(listed)} bad frames out of service, {round_size(held)}, "
+            detail += f"see {directory / QUARANTINE_NAME}"
             yield _bad("quarantine", detail, "check the health of this disk; the file may be deleted afterwards")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+
+from tierkv.abc.places import absolute_path
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -43,10 +44,7 @@ class DiskOptions:
     """Value "auto" bypasses the page cache if the file system can; "on" requires it; "off" does not try."""
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise ValueError("path is empty; give the directory where this tier keeps its files")
-        # Once, when the description is read: a tier that is tried again must not follow the process to another folder.
-        object.__setattr__(self, "path", _absolute(self.path))
+        object.__setattr__(self, "path", absolute_path(self.path))
         _check_choice("durability", self.durability, DURABILITIES)
         _check_choice("direct_io", self.direct_io, DIRECT_IO_MODES)
         if self.min_free_bytes < 0:
@@ -62,13 +60,6 @@ class DiskOptions:
             raise ValueError(f"quarantine_bytes_max = {self.quarantine_bytes_max} is negative; 0 switches it off")
         if self.segment_bytes < MIB:
             raise ValueError(f"segment_bytes = {self.segment_bytes} is below 1 MiB ({MIB}); the default is {256 * MIB}")
-
-
-def _absolute(path: str) -> str:
-    try:
-        return str(Path(path).expanduser().absolute())
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"path = {path!r}: {error}; give an absolute path") from None
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
-from tierkv.abc.places import make_private_directory
+from tierkv.abc.places import absolute_path, make_private_directory
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.hookspecs import hookimpl
 from tierkv.types.keys import Key
@@ -38,6 +38,9 @@ class ExampleOptions:
 
     path: str
     """Directory of the database files, one per namespace."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", absolute_path(self.path))
 
 
 class ExampleBackend:
@@ -97,8 +100,7 @@ class ExampleBackend:
     def scan(self) -> Iterable[Entry]:
         """Everything stored, oldest first."""
         with self._lock:
-            rows = self._db.execute("SELECT key, length(frame) FROM frames ORDER BY rowid").fetchall()
-        return [Entry(Key(key), size) for key, size in rows]
+            return [Entry(*row) for row in self._db.execute("SELECT key, length(frame) FROM frames ORDER BY rowid")]
 
     def close(self) -> None:
         """Release the file and its lock, after any call that still runs: SQLite must not lose its file then."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from tierkv.abc import CheckResult
 from tierkv.abc.places import check_private_directory
 from tierkv.errors import BackendError
+from tierkv.types.sizes import round_size
 from tierkv_fsspec.credentials import find_credentials
 from tierkv_fsspec.failures import FIXES, Failure, FailureKind
 from tierkv_fsspec.lifecycle import check_lifecycle
@@ -20,7 +21,6 @@ from tierkv_fsspec.options import CHAINS, READ_ONLY_PROTOCOLS, FsspecOptions, Lo
 from tierkv_fsspec.stores.selection import StoreChoice, choose_store
 from tierkv_fsspec.stores.store import Store
 
-_GIB = 1024**3
 READ_ONLY_FIX = (
     f'{FIXES[FailureKind.REFUSED]}; or set backend = "fsspec-read-only" and write = "read_only" for this tier'
 )
@@ -120,4 +120,4 @@ def _check_directory(root: Path, *, writes: bool) -> Iterator[CheckResult]:
     yield CheckResult("write", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
     disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
-    yield CheckResult("space", ok=free > 0, detail=f"{free / _GIB:.1f} GiB free", fix="" if free > 0 else "make room")
+    yield CheckResult("space", ok=free > 0, detail=f"{round_size(free)} free", fix="" if free > 0 else "make room")

@@ -11,10 +11,10 @@ import lmdb
 from tierkv.abc import CheckResult
 from tierkv.abc.places import check_private_directory
 from tierkv.errors import BackendError
+from tierkv.types.sizes import round_size
 from tierkv_lmdb.directory import LOCK, LOSSES, MANIFEST, foreign_content, lock_holder, read_losses
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 
-_GIB = 1024**3
 _CONTAINMENT = CheckResult(
     "process",
     ok=True,
@@ -94,11 +94,10 @@ def _space(root: Path, existing: Path, capacity_bytes: int | None) -> CheckResul
     disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
     if capacity_bytes is None:
-        return CheckResult("space", ok=True, detail=f"no capacity set; {free / _GIB:.1f} GiB free")
+        return CheckResult("space", ok=True, detail=f"no capacity set; {round_size(free)} free")
     used = sum(file.stat().st_blocks * 512 for file in root.glob("*/data.mdb"))
     detail = (
-        f"the tier may grow to {capacity_bytes / _GIB:.1f} GiB; it has {used / _GIB:.1f} GiB, "
-        f"{free / _GIB:.1f} GiB are free"
+        f"the tier may grow to {round_size(capacity_bytes)}; it has {round_size(used)}, {round_size(free)} are free"
     )
     fits = capacity_bytes <= free + used
     return CheckResult("space", ok=fits, detail=detail, fix="" if fits else "lower the tier's capacity")

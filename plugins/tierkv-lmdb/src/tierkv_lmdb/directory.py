@@ -61,6 +61,9 @@ class OwnerLock:
     def take(cls, path: Path, *, is_use: bool = True, sleep: Callable[[float], None] = time.sleep) -> OwnerLock:
         """Lock the file at ``path``; created if absent. A link is not followed: the file is truncated.
 
+        A directory or a pipe of that name holds no lock of ours: it is set aside. Otherwise it would keep the tier out
+        for ever.
+
         Args:
             path: of the lock file.
             is_use: whether now is the time of the last use, and that of :meth:`release` later.
@@ -68,10 +71,13 @@ class OwnerLock:
 
         Raises:
             BackendUnavailableError: another process, or another backend of this process, holds the lock.
-            BackendError: something else than a file of ours is there.
+            BackendError: a link is there, or a file that has a second name: it leads to a file outside the directory.
+            OSError: the file cannot be opened or created.
         """
         if is_foreign(path):
-            raise BackendError(f"{path} is not a regular file with one name: remove it")
+            if _leads_elsewhere(path):
+                raise BackendError(f"{path} is not a regular file with one name: remove it")
+            _set_aside(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
             for pause_s in (*LOCK_TRIES_S, None):
@@ -277,6 +283,17 @@ def is_foreign(path: Path) -> bool:
     return not stat.S_ISREG(status.st_mode) or status.st_nlink > 1
 
 
+def _leads_elsewhere(path: Path) -> bool:
+    """Whether a link or a file is at ``path``, and neither a directory nor a pipe."""
+    mode = path.lstat().st_mode
+    return stat.S_ISLNK(mode) or stat.S_ISREG(mode)
+
+
+def _set_aside(path: Path) -> None:
+    aside = set_aside(path)
+    _log.warning("%s is not a regular file with one name: it is kept as %s", path, aside.name)
+
+
 def foreign_data(directory: Path) -> list[Path]:
     """Links, directories, pipes and the like that have the name of a data file."""
     return [path for path in (directory / name for name in DATA_FILES) if is_foreign(path)]
@@ -289,8 +306,7 @@ def set_foreign_data_aside(directory: Path) -> None:
         OSError: it cannot be renamed.
     """
     for path in foreign_data(directory):
-        aside = set_aside(path)
-        _log.warning("%s is not a regular file with one name: it is kept as %s", path, aside.name)
+        _set_aside(path)
 
 
 def drop_data(directory: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tierkv.abc.places import absolute_path
+
 HEADROOM_MAX = 0.5
 TRANSACTION_BYTES_MAX = 18 << 20
 """Longest transaction in bytes of frames. A transaction costs two flushes of the disk, so large ones are cheap, but it
@@ -43,7 +45,7 @@ class LmdbOptions:
         Raises:
             ValueError: names the option, its value, and what is allowed.
         """
-        object.__setattr__(self, "path", _absolute(self.path))
+        object.__setattr__(self, "path", absolute_path(self.path))
         if self.durability not in DURABILITIES:
             raise ValueError(f'durability = {self.durability!r}: allowed are "none", "batch" and "always"')
         if not 0.0 <= self.map_headroom <= HEADROOM_MAX:
@@ -68,23 +70,12 @@ class LmdbReaderOptions:
         Raises:
             ValueError: names the option, its value, and what is allowed.
         """
-        object.__setattr__(self, "path", _absolute(self.path))
+        object.__setattr__(self, "path", absolute_path(self.path))
 
     @property
     def root(self) -> Path:
         """``path`` as a path; absolute since the description was read, because a process may change its directory."""
         return Path(self.path)
-
-
-def _absolute(path: str) -> str:
-    if not path or "\0" in path:
-        raise ValueError(f'path = {path!r}: give a directory on a local disk, like "/var/cache/tierkv/lmdb"')
-    try:
-        return str(Path(path).expanduser().absolute())
-    except OSError as error:
-        raise ValueError(f"path = {path!r}: {error}; give an absolute path") from None
-    except RuntimeError:
-        raise ValueError(f"path = {path!r}: give a path without ~; the home directory of its user is unknown") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from tierkv.abc import CheckResult
+from tierkv.types.sizes import round_size
 from tierkv_valkey.failures import FIXES, Failure, FailureKind
 from tierkv_valkey.nodes.asking import ask, ask_one
 from tierkv_valkey.nodes.directory import Directory
@@ -17,7 +18,6 @@ from tierkv_valkey.nodes.node import Node
 from tierkv_valkey.opening import open_directory
 from tierkv_valkey.options import CREDENTIALS, ValkeyOptions
 
-_GIB = 1024**3
 CHECK_TTL_S = b"60"
 EVICTS = ("allkeys-lru", "allkeys-lfu", "allkeys-random")
 EVICTS_EXPIRING = ("volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl")
@@ -102,12 +102,12 @@ def _check_node(node: Node, info: Mapping[str, str], options: ValkeyOptions) -> 
 def _check_memory(node: Node, info: Mapping[str, str], options: ValkeyOptions) -> CheckResult:
     subject = f"memory of {node}"
     bound, policy = int(info.get("maxmemory", "0")), info.get("maxmemory_policy", "unknown")
-    used = f"{int(info.get('used_memory', '0')) / _GIB:.2f} GiB used"
+    used = f"{round_size(int(info.get('used_memory', '0')))} used"
     if not bound:
         fix = 'set maxmemory on the server, and maxmemory-policy to "allkeys-lru"'
         detail = f"{used}, no maxmemory: chunks may fill the machine"
         return CheckResult(subject, ok=True, detail=detail, fix=fix, warns=True)
-    detail = f"{used} of {bound / _GIB:.2f} GiB, maxmemory-policy {policy}"
+    detail = f"{used} of {round_size(bound)}, maxmemory-policy {policy}"
     if policy in EVICTS or (policy in EVICTS_EXPIRING and options.ttl_s is not None):
         return CheckResult(subject, ok=True, detail=detail)
     why = "chunks have no expiry" if policy in EVICTS_EXPIRING else "a full server refuses to store"

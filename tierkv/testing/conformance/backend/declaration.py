@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from tierkv.abc import Backend, BackendPlugin, SupportsScan
 from tierkv.plugins.loading import load_plugins
@@ -26,7 +27,9 @@ class DeclarationTests(KitBase):
         assert isinstance(self.plugin, BackendPlugin)
         assert self.plugin.name == self.plugin.name.lower() and self.plugin.name.isascii() and self.plugin.summary
         assert dataclasses.is_dataclass(self.plugin.options)
-        assert isinstance(self.make_options(place), self.plugin.options)
+        options = self.make_options(place)
+        assert isinstance(options, self.plugin.options)
+        _require_fixed_path(options)
         self.require_sound_declaration()
         with self.open(place) as session:
             assert isinstance(session.backend, Backend)
@@ -72,6 +75,23 @@ class DeclarationTests(KitBase):
         session.put({key: make_frame(key, 1, self.small) for key in keys})
         found = session.scan()
         assert set(found) == set(keys), f"scan: {_difference(found, keys)}"
+
+
+def _require_fixed_path(options: Any) -> None:  # noqa: ANN401 - a dataclass of the plugin
+    """Require that a relative ``path`` is refused, or becomes the directory that it names now.
+
+    A process may change its directory later, and a tier that is opened again would begin a second, empty store.
+    """
+    if isinstance(getattr(options, "path", None), str):
+        try:
+            relative = dataclasses.replace(options, path="tierkv-relative")
+        except ValueError:
+            return
+        assert Path(relative.path).is_absolute(), (
+            "a relative `path` stays relative, and would name another directory after a chdir of the engine: in "
+            '__post_init__ of the options, object.__setattr__(self, "path", absolute_path(self.path)); it is in '
+            "tierkv.abc.places"
+        )
 
 
 def _difference(found: Collection[object], keys: Sequence[Key]) -> str:
