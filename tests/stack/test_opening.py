@@ -241,7 +241,17 @@ def test_arguments_of_another_type_are_named() -> None:
     assert stack.close()
 
 
-@pytest.mark.parametrize("timeout_s", [None, "5", float("nan"), float("inf")])
+@pytest.mark.parametrize("timeout_s", [3600, 1e300, 10**400])
+def test_a_patient_close_ends_when_all_is_written(tmp_path: Path, timeout_s: float) -> None:
+    """Waits of the system overflow beyond some weeks; a user without haste must not learn of that."""
+    config = {"host": {"capacity": "1MiB"}, "tiers": [{"backend": "disk", "path": str(tmp_path), "capacity": "8MiB"}]}
+    stack = tierkv.open_stack(config, SPEC)
+    store_one_chunk(stack)
+    assert stack.flush(timeout_s)
+    assert stack.close(timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [None, "5", float("nan"), float("inf"), True])
 def test_a_close_with_a_wrong_time_closes_nothing(tmp_path: Path, timeout_s: Any) -> None:
     """It once left the stack half closed: the next call returned False, and released neither threads nor the lock."""
     config = {"host": {"capacity": "1MiB"}, "tiers": [{"backend": "disk", "path": str(tmp_path), "capacity": "8MiB"}]}

@@ -129,6 +129,17 @@ def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
         assert (counters.chunks_stored, dict(counters.chunks_hit)) == (3, {"host": 3})
 
 
+def test_a_refused_close_leaves_the_stack_open(tmp_path: Path) -> None:
+    """It closed the flags of the workers, and nothing else."""
+    with opened(tmp_path, workers=2) as bed:
+        with pytest.raises(EngineProtocolError, match="close: timeout_s = inf: give a finite number of seconds"):
+            bed.stack.close(float("inf"))
+        bed.ranks[1] = Rank(bed.stack, 1)  # a worker that starts again
+        bed.store(keys(2), [1, 2])
+        bed.load(keys(2), [9, 8])
+        assert bed.stack.close()
+
+
 @pytest.mark.parametrize(("workers", "copies"), [(1, 1), (2, 1), (2, 2), (4, 2)])
 def test_a_restart_finds_what_was_stored(tmp_path: Path, workers: int, copies: int) -> None:
     """Chunks on the disk are read by the next process, verified, and loaded; copies are stored once."""

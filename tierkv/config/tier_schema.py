@@ -106,7 +106,9 @@ class TierConfig(Table):
         "the time for listing its chunks is not included.",
     )
     probe_deadline_s: PositiveSeconds = Field(
-        default=2.0, description="Seconds for one probe of a batch. After that chunks without an answer are misses."
+        default=2.0,
+        description="Seconds for one probe of a batch. After that chunks without an answer are misses. A tier that is "
+        "out of service is tried with a probe; a failure of any operation that took as long counts as late.",
     )
     read_deadline_s: PositiveSeconds = Field(
         default=10.0, description="Seconds for one read of a batch. After that the chunks are misses."

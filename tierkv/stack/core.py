@@ -32,6 +32,9 @@ CLOSE_GRACE_S = 7 * GRACE_S
 """Seconds that a close may take beyond its time: copies of the workers, calls of tiers, their backends, the event loop,
 the copy threads and observers have ``GRACE_S`` each, the record and the file of tokens share one."""
 
+WAIT_MAX_S = 7 * 86_400.0
+"""Longest time of a flush or a close. Waits of the system count milliseconds, and end after some weeks."""
+
 _POLL_S = 0.001
 
 
@@ -173,7 +176,7 @@ class StackCore:
         Raises:
             EngineProtocolError: ``timeout_s`` is no number of seconds; nothing was done.
         """
-        _require_seconds("flush", timeout_s)
+        timeout_s = bounded_seconds("flush", timeout_s)
         counters = self.wiring.counters
         deadline_s, lost = self._clock() + timeout_s, counters.lost_below
         collect_reports(timeout_s)
@@ -202,7 +205,7 @@ class StackCore:
         Raises:
             EngineProtocolError: ``timeout_s`` is no number of seconds; the stack stays open.
         """
-        _require_seconds("close", timeout_s)
+        timeout_s = bounded_seconds("close", timeout_s)
         if self._closed_with is None:
             self._closed_with = False
             began_s, began = self._clock(), self.watch.written_and_lost()
@@ -239,6 +242,13 @@ class StackCore:
             releases.callback(lambda worker: worker.shutdown(left_s(GRACE_S / len(wiring.workers))), worker)
 
 
-def _require_seconds(call: str, timeout_s: object) -> None:
-    if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
-        raise EngineProtocolError(f"{call}: timeout_s = {timeout_s!r:.80}: give a finite number of seconds")
+def bounded_seconds(call: str, timeout_s: object) -> float:
+    """Return the time of a flush or a close, at most :data:`WAIT_MAX_S`.
+
+    Raises:
+        EngineProtocolError: it is no number of seconds. Without end is none: a tier may hang for ever.
+    """
+    if isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and -math.inf < timeout_s < math.inf:
+        return min(timeout_s, WAIT_MAX_S)
+    given = f"{call}: timeout_s = {timeout_s!r:.80}"
+    raise EngineProtocolError(f"{given}: give a finite number of seconds, such as 3600; a tier may hang for ever")

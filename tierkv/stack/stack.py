@@ -346,6 +346,7 @@ class Stack:
         reports until :meth:`has_pending_work` is false.
 
         It ends within ``timeout_s`` and 7 seconds, however many tiers, or copies of workers in this process, hang.
+        There is no close without a bound, because a tier may hang for ever: a patient engine gives an hour.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.

@@ -20,7 +20,7 @@ from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
-from tierkv.stack.core import StackCore
+from tierkv.stack.core import StackCore, bounded_seconds
 from tierkv.stack.journal import NoJournal
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
@@ -373,10 +373,12 @@ class StagedStack:
         """Flush, then release threads, files and memory. Idempotent.
 
         It ends within ``timeout_s`` and 7 seconds, however many tiers, or copies of workers in this process, hang.
+        There is no close without a bound, because a tier may hang for ever: a patient engine gives an hour.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
         """
+        timeout_s = bounded_seconds("close", timeout_s)  # otherwise the stack stays open, flags too
         try:
             return self._core.close(timeout_s, self._write_back)
         finally:
