@@ -225,7 +225,9 @@ class StepOutput:
     scheduled: tuple[ScheduledRequest, ...] = ()
     """Requests in this step."""
     preempted: frozenset[str] = frozenset()
-    """Ids of preempted requests."""
+    """Ids of all requests whose blocks were freed since the previous step, to be scheduled again later.
+
+    tierkv cannot see that by itself: a request that resumes with some tokens computed looks like one that ran on."""
     finished: frozenset[str] = frozenset()
     """Ids of finished requests."""
 
