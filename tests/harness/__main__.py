@@ -13,13 +13,15 @@ from pathlib import Path
 
 from harness.crash import Calls, Cuts, Kills
 from harness.exhaust import CAUSES, Exhaustion
+from harness.lanes import Verdict
 from harness.reporting import Board
 from harness.soak import soak as run_soak
-from harness.system_calls import load
+from harness.system_calls import SystemCalls, load
 from harness.targets import TARGETS, rewrite_logs_often
+from harness.upkeep import Upkeep
 
-MODES = ("kills", "calls", "cuts")
-COUNTS = {"kills": 45, "calls": 60, "cuts": 40}
+MODES = ("kills", "calls", "cuts", "upkeep")
+COUNTS = {"kills": 45, "calls": 60, "cuts": 40, "upkeep": 22}
 """Number of plays for each target and mode in a short run."""
 
 CRASH_EXAMPLES = """\
@@ -33,6 +35,7 @@ modes:
   calls   one system call fails with EIO, ENOSPC, EROFS or EMFILE, writes a part, or ends the process before, after or
           within it; then everything must be storable without opening the place again
   cuts    a journal of all calls is cut at any instant, and any part of what was not forced is lost
+  upkeep  tierkv gc, rm, verify --repair, copy or warm is ended at one of its changes of files, and repeated
 """
 
 
@@ -45,7 +48,7 @@ def _crash_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--backend", choices=sorted(TARGETS), action="append", help="backend; left out: all")
     parser.add_argument("--mode", choices=MODES, action="append", help="mode; left out: all")
-    parser.add_argument("--count", type=int, help="number of kills, faults and cuts each (45, 60 and 40)")
+    parser.add_argument("--count", type=int, help="number of plays of each mode (45, 60, 40 and 22)")
     _add_common(parser)
     return parser
 
@@ -57,6 +60,7 @@ def crash(arguments: Sequence[str]) -> int:
     logging.disable()
     rewrite_logs_often()
     board = Board(quiet=options.json)
+    play: Callable[[int], Verdict]
     with tempfile.TemporaryDirectory(dir=options.place) as place:
         for name, mode in itertools.product(options.backend or sorted(TARGETS), options.mode or MODES):
             title = f"{name} {mode}"
@@ -66,10 +70,15 @@ def crash(arguments: Sequence[str]) -> int:
                 board.skip(title, calls)
                 continue
             else:
-                mode_of = {"calls": Calls, "cuts": Cuts}[mode]
-                play = mode_of(TARGETS[name], Path(place) / title, calls).play
+                play = _play_of(mode, name, Path(place) / title, calls)
             board.play(title, play, itertools.count(options.seed), options.count or COUNTS[mode])
     return board.finish(as_json=options.json)
+
+
+def _play_of(mode: str, name: str, place: Path, calls: SystemCalls) -> Callable[[int], Verdict]:
+    if mode == "upkeep":
+        return Upkeep(name, place, calls).play
+    return (Calls if mode == "calls" else Cuts)(TARGETS[name], place, calls).play
 
 
 EXHAUST_EXAMPLES = """\

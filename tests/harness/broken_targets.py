@@ -19,9 +19,12 @@ from harness.exhaust import CAUSES, Cause, Exhaustion
 from harness.lanes import Verdict
 from harness.system_calls import ALL_CALLS, SystemCalls, load
 from harness.targets import TARGETS, Target
-from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
+from harness.upkeep import COMMANDS, Upkeep
+from tierkv.abc import ReadRequest, ReadResult, StoredFrame, WriteRequest, WriteResult
 from tierkv.dispatch.health import write_gate
 from tierkv.errors import BackendError
+from tierkv.stores import folder
+from tierkv.stores.export_sums import ExportSums
 from tierkv.testing.frames import aligned_copy
 
 SEEDS = 60
@@ -115,17 +118,51 @@ def _unsaid(place: Path, calls: SystemCalls) -> Iterator[None]:
     write_gate.NO_ROOM_S = before
 
 
-def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[int], Verdict]]:
+def _upkeep(command: str, place: Path, calls: SystemCalls) -> Callable[[int], Verdict]:
+    """Play one command of the mode ``upkeep``."""
+    names, upkeep = list(COMMANDS), Upkeep("disk", place, calls)
+    return lambda seed: upkeep.play(names.index(command) + len(names) * seed)
+
+
+def _write_in_place(path: Path, data: memoryview) -> None:
+    """Write a file of an export under its final name, in two parts."""
+    with path.open("wb", buffering=0) as file:
+        file.write(data[:100])
+        file.write(data[100:])
+
+
+def torn_export(place: Path, calls: SystemCalls) -> Callable[[int], Verdict]:
+    """Copies to a folder whose files are not renamed when they are whole."""
+    folder._publish = _write_in_place
+    return _upkeep("copy out", place, calls)
+
+
+def late_manifest(place: Path, calls: SystemCalls) -> Callable[[int], Verdict]:
+    """Removals from an export whose manifest has them only afterwards."""
+    take_out = ExportSums.take_out
+    batches: list[Sequence[StoredFrame]] = []
+
+    def after(sums: ExportSums, _failed: Sequence[StoredFrame]) -> None:
+        take_out(sums, batches.pop())
+
+    ExportSums.take_out = lambda _sums, frames: batches.append(frames)  # type: ignore[assignment,method-assign]
+    ExportSums.put_back = after  # type: ignore[assignment,method-assign]
+    return _upkeep("rm export", place, calls)
+
+
+def plays(place: Path, calls: SystemCalls) -> dict[str, Callable[[], Callable[[int], Verdict]]]:
     """Each broken promise by name."""
     return {
-        "early": Kills(_target(write=acknowledge_early), place).play,
-        "wrong": Kills(_target(read=flip_a_bit), place).play,
-        "sulking": Calls(_target(write=give_up), place, calls).play,
-        "unforced": Cuts(TARGETS["disk"], place, calls, syncs_lie=True).play,
-        "never-ends": Exhaustion("disk", Cause("it stays dead", _for_ever), place, calls).play,
-        "silent": Exhaustion("disk", Cause("it has no room, and is silent", _unsaid), place, calls).play,
-        "unseen": Cuts(_target(write=write_by_map), place, calls).play,
-        "unforced-lmdb": Cuts(TARGETS["lmdb"], place, calls, syncs_lie=True).play,
+        "torn-export": lambda: torn_export(place, calls),
+        "late-manifest": lambda: late_manifest(place, calls),
+        "early": lambda: Kills(_target(write=acknowledge_early), place).play,
+        "wrong": lambda: Kills(_target(read=flip_a_bit), place).play,
+        "sulking": lambda: Calls(_target(write=give_up), place, calls).play,
+        "unforced": lambda: Cuts(TARGETS["disk"], place, calls, syncs_lie=True).play,
+        "never-ends": lambda: Exhaustion("disk", Cause("it stays dead", _for_ever), place, calls).play,
+        "silent": lambda: Exhaustion("disk", Cause("it has no room, and is silent", _unsaid), place, calls).play,
+        "unseen": lambda: Cuts(_target(write=write_by_map), place, calls).play,
+        "unforced-lmdb": lambda: Cuts(TARGETS["lmdb"], place, calls, syncs_lie=True).play,
     }
 
 
@@ -136,8 +173,8 @@ def main(name: str) -> None:
     if isinstance(calls, str):
         sys.stdout.write(f"skipped: {calls}\n")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        play = plays(Path(folder) / "place", calls)[name]
+    with tempfile.TemporaryDirectory() as directory:
+        play = plays(Path(directory) / "place", calls)[name]()
         found = next((verdict.broken for seed in range(SEEDS) if (verdict := play(seed)).broken), "nothing")
     sys.stdout.write(f"{found}\n")
 

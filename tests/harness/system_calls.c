@@ -230,6 +230,20 @@ int linkat(int from_fd, const char *from, int to_fd, const char *to, int flags) 
 ONE_NAME(unlink, R_UNLINK)
 ONE_NAME(rmdir, R_UNLINK)
 
+int unlinkat(int at, const char *name, int flags) { /* as shutil.rmtree removes a tree */
+    char path[2 * PATH_MAX] = "";
+    if (root_bytes && at != AT_FDCWD && name[0] != '/' && path_of(at, path)) strcat(path, "/");
+    strncat(path, name, PATH_MAX - 1);
+    if (!is_below(path)) return NEXT(unlinkat)(at, name, flags);
+    int fate = strike(UNLINK);
+    if (fate == FAILED) return -1;
+    begin();
+    int result = NEXT(unlinkat)(at, name, flags);
+    if (!result && journal >= 0) note(R_UNLINK, 0, 0, 0, path, NULL, NULL, 0);
+    end(fate);
+    return result;
+}
+
 int mkdir(const char *path, mode_t mode) {
     if (!is_below(path)) return NEXT(mkdir)(path, mode);
     int fate = strike(MKDIR);

@@ -25,7 +25,7 @@ def test_a_few_seeds_hold(tmp_path: Path, backend: str) -> None:
     done = run_program("harness", "crash", "--backend", backend, "--count", "6", "--json", "--place", str(tmp_path))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     totals = {total["name"]: total for total in json.loads(done.stdout)}
-    assert set(totals) == {f"{backend} {mode}" for mode in ("kills", "calls", "cuts")}
+    assert set(totals) == {f"{backend} {mode}" for mode in ("kills", "calls", "cuts", "upkeep")}
     assert all(total["count"] >= 6 or total["skipped"] for total in totals.values())
     assert not list(tmp_path.iterdir()), "files were left"
 
@@ -42,6 +42,8 @@ READ_BACK = "possible|is not what was stored just now"
         ("sulking", "no write succeeds"),
         ("unforced", "possible"),
         ("unforced-lmdb", ""),
+        ("torn-export", "no frame of this namespace and name"),
+        ("late-manifest", "missing: .*the manifest has"),
         ("unseen", "the journal lacks calls that changed segment-"),
     ],
 )
@@ -58,4 +60,4 @@ def test_an_oracle_finds(name: str, finding: str) -> None:
 def test_help_names_every_mode() -> None:
     """The help is the manual of the session."""
     done = run_program("harness", "crash", "--help")
-    assert all(f"  {mode} " in done.stdout for mode in ("kills", "calls", "cuts"))
+    assert all(f"  {mode} " in done.stdout for mode in ("kills", "calls", "cuts", "upkeep"))

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from filled_stores import FRAME_BYTES, chunk_key, fill, model_namespace, place_at
 
-from tierkv.abc import StoredNamespace
+from tierkv.abc import StoredFrame, StoredNamespace
 from tierkv.errors import BackendError
-from tierkv.stores.places import Place
+from tierkv.stores.export_sums import ExportSums
+from tierkv.stores.folder import Exported, note_export, read_manifest
+from tierkv.stores.places import Place, folder_place
 from tierkv.stores.removal import Removed, chosen_frames, collect, plan_collection, remove_chunks, remove_namespace
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import Store
+from tierkv.stores.verification import Verified, verify_store
 from tierkv_fsspec.backend import object_name
 
 
@@ -102,3 +105,44 @@ def test_a_size_that_is_not_reached_removes_nothing(tmp_path: Path) -> None:
     fill(place, model_namespace("m"), range(5))
     plan = plan_collection([(place, stored)], 100 * FRAME_BYTES)
     assert plan.last_bytes == 0
+
+
+def test_a_killed_removal_leaves_an_export_that_misses_nothing(tmp_path: Path) -> None:
+    """The manifest learns of a removal before chunks go; the next removal counts what a killed one left."""
+    place, namespace = folder_place(str(tmp_path / "backup")), model_namespace("m")
+    fill(place, namespace, range(10))
+    note_export(tmp_path / "backup", Exported(namespace, 10, 10 * FRAME_BYTES))
+    with Store(place, namespace, writes=True) as store:
+        frames = [each for each in store.list_frames() if isinstance(each, StoredFrame)]
+        ExportSums(store).take_out(frames[:6])  # killed here: no chunk went
+        assert list(verify_store(store, Verified())) == []
+        assert list(remove_chunks(store, frames[:3], Removed(), dry_run=False)) == []
+    assert read_manifest(tmp_path / "backup") == [Exported(namespace, 7, 7 * FRAME_BYTES)]
+
+
+def test_chunks_that_cannot_be_removed_stay_in_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise their later loss would be no finding."""
+    place, namespace = folder_place(str(tmp_path / "backup")), model_namespace("m")
+    fill(place, namespace, range(10))
+    note_export(tmp_path / "backup", Exported(namespace, 10, 10 * FRAME_BYTES))
+    monkeypatch.setattr(Store, "delete", lambda _store, keys: [BackendError("no"), *[None] * (len(keys) - 1)])
+    with Store(place, namespace, writes=True) as store:
+        frames = [each for each in store.list_frames() if isinstance(each, StoredFrame)]
+        assert len(list(remove_chunks(store, frames[:3], Removed(), dry_run=False))) == 1
+    assert read_manifest(tmp_path / "backup") == [Exported(namespace, 8, 8 * FRAME_BYTES)]
+
+
+def test_a_repair_of_an_export_still_tells_of_lost_files(tmp_path: Path) -> None:
+    """A removed chunk is no lost one, and must not hide one."""
+    place, namespace = folder_place(str(tmp_path / "backup")), model_namespace("m")
+    fill(place, namespace, range(10))
+    note_export(tmp_path / "backup", Exported(namespace, 10, 10 * FRAME_BYTES))
+    lost, damaged, headless = sorted((tmp_path / "backup").rglob("*.frame"))[:3]
+    lost.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    headless.write_bytes(b"rubbish")
+    with Store(place, namespace, writes=True) as store:
+        found = list(verify_store(store, Verified(), repair=True))
+        assert sorted(each.kind for each in found) == ["damaged", "damaged", "missing"]
+    ((_, chunks, _),) = [(each.namespace, each.chunks, each.frame_bytes) for each in read_manifest(tmp_path / "backup")]
+    assert chunks == 8

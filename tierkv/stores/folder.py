@@ -136,7 +136,16 @@ def note_export(path: Path, exported: Exported) -> None:
 
 
 def note_removal(path: Path, namespace: Namespace, chunks: int, frame_bytes: int) -> None:
-    """Take chunks that were removed on purpose out of the manifest's sums, so that they are not missed later.
+    """Take chunks that are to be removed on purpose out of the manifest's sums, so that they are not missed later.
+
+    It is called before the removal: if that is killed, the manifest has fewer chunks than there are, and
+    :func:`restore_sums` corrects it.
+
+    Args:
+        path: of the folder.
+        namespace: whose chunks.
+        chunks: their number; below zero: chunks that stay after all.
+        frame_bytes: bytes of their frames.
 
     Raises:
         BackendError: it cannot be read or written.
@@ -145,6 +154,23 @@ def note_removal(path: Path, namespace: Namespace, chunks: int, frame_bytes: int
         if each.namespace == namespace and each.chunks is not None and each.frame_bytes is not None:
             left = max(0, each.chunks - chunks), max(0, each.frame_bytes - frame_bytes)
             note_export(path, Exported(namespace, *left))
+
+
+def restore_sums(path: Path, namespace: Namespace, chunks: int, frame_bytes: int) -> None:
+    """Correct a manifest that has fewer chunks than there are, since a removal was killed.
+
+    Args:
+        path: of the folder.
+        namespace: whose chunks.
+        chunks: their number, as listed.
+        frame_bytes: bytes of their frames.
+
+    Raises:
+        BackendError: it cannot be read or written.
+    """
+    for each in read_manifest(path):
+        if each.namespace == namespace and each.chunks is not None and each.chunks < chunks:
+            note_export(path, Exported(namespace, chunks, frame_bytes))
 
 
 def _others(path: Path, namespace: Namespace) -> list[Exported]:
@@ -319,6 +345,7 @@ def _remove(options: FolderOptions, namespace: Namespace) -> None:
     path = Path(options.path)
     directory = path / namespace.fingerprint().hex()
     if directory.exists():
+        note_export(path, Exported(namespace, 0, 0))  # if this removal is killed, no chunk is missed
         _tried(directory, lambda: shutil.rmtree(directory))
     _write_manifest(path, _others(path, namespace))
 

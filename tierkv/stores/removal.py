@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 from tierkv.abc import DamagedEntry, StoredFrame, StoredNamespace
 from tierkv.errors import TierKVError
+from tierkv.stores.export_sums import ExportSums
 from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
-from tierkv.stores.folder import FOLDER, note_removal
 from tierkv.stores.places import Place
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import Store, context_of
@@ -56,9 +55,11 @@ def remove_chunks(
     Raises:
         BackendError: the manifest of an export folder cannot be written.
     """
-    source, before = iter(frames), (sums.chunks, sums.frame_bytes)
+    source, manifest = iter(frames), None if dry_run else ExportSums(store)
     while batch := list(islice(source, DELETED_AT_ONCE)):
         keys = [each.key for each in batch if each.key is not None]
+        if manifest is not None:
+            manifest.take_out(batch)
         failures = [None] * len(batch) if dry_run else store.delete(keys)
         for frame, error in zip(batch, failures, strict=True):
             if error is None:
@@ -67,10 +68,9 @@ def remove_chunks(
             else:
                 sums.failed += 1
                 yield _finding(store, FindingKind.INCOMPLETE, frame.key, f"cannot be removed: {error}")
+        if manifest is not None:
+            manifest.put_back([frame for frame, error in zip(batch, failures, strict=True) if error is not None])
         progress(len(batch), sum(each.frame_bytes for each in batch))
-    chunks, frame_bytes = sums.chunks - before[0], sums.frame_bytes - before[1]
-    if chunks and not dry_run and store.place.backend is FOLDER:
-        note_removal(Path(store.place.options.path), store.namespace, chunks, frame_bytes)
 
 
 def chosen_frames(store: Store, chosen: ChunkFilter, sums: Removed) -> Iterator[StoredFrame]:

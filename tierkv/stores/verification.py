@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tierkv.abc import DamagedEntry, StoredFrame
 from tierkv.errors import CorruptFrameError, TierKVError
+from tierkv.stores.export_sums import ExportSums
 from tierkv.stores.findings import Finding, FindingKind, Progress, no_progress
-from tierkv.stores.folder import FOLDER, note_removal, read_manifest
+from tierkv.stores.folder import FOLDER, read_manifest
 from tierkv.stores.selection import ChunkFilter
 from tierkv.stores.store import ReadFrame, Store
 
@@ -53,24 +54,21 @@ def verify_store(
     chosen = chosen or ChunkFilter()
     damage: list[DamagedEntry] = []
     listed = _Listing(store, chosen, damage)
-    before, removed_bytes = sums.removed, 0
+    manifest = ExportSums(store) if repair else None
+    before = sums.removed
     for batch in store.read_all(listed):
-        yield from _damaged_entries(store, sums, damage, repair=repair)
+        yield from _damaged_entries(store, sums, damage, manifest)
         for found in batch:
-            removed = sums.removed
-            finding = _judged(store, sums, found, repair=repair)
-            removed_bytes += (sums.removed - removed) * found.listed.frame_bytes
+            finding = _judged(store, sums, found, manifest)
             if finding is not None:
                 sums.findings += 1
                 yield finding
         progress(len(batch), sum(found.listed.frame_bytes for found in batch))
-    yield from _damaged_entries(store, sums, damage, repair=repair)
+    yield from _damaged_entries(store, sums, damage, manifest)
     if chosen.is_open:
-        for finding in shortfall_of_export(store, listed.count):
+        for finding in shortfall_of_export(store, listed.count - (sums.removed - before)):
             sums.findings += 1
             yield finding
-    if sums.removed > before and store.place.backend is FOLDER:
-        note_removal(Path(store.place.options.path), store.namespace, sums.removed - before, removed_bytes)
 
 
 def shortfall_of_export(store: Store, listed: int) -> Iterator[Finding]:
@@ -115,7 +113,7 @@ class _Listing:
                 yield entry
 
 
-def _judged(store: Store, sums: Verified, found: ReadFrame, *, repair: bool) -> Finding | None:
+def _judged(store: Store, sums: Verified, found: ReadFrame, manifest: ExportSums | None) -> Finding | None:
     key = found.listed.key or b""
     if found.header is not None:
         sums.chunks += 1
@@ -129,23 +127,30 @@ def _judged(store: Store, sums: Verified, found: ReadFrame, *, repair: bool) -> 
     if not isinstance(found.error, CorruptFrameError):
         return _finding(store, FindingKind.UNREADABLE, key.hex(), str(found.error))
     action = ""
-    if repair:
+    if manifest is not None:
+        manifest.take_out([found.listed])
         failed = store.remove_damaged(found.listed.key, str(found.error)) if found.listed.key else None
+        manifest.put_back([] if failed is None else [found.listed])
         sums.removed += failed is None
         action = "removed" if failed is None else f"not removed: {failed}"
     return _finding(store, FindingKind.DAMAGED, key.hex(), str(found.error), action)
 
 
-def _damaged_entries(store: Store, sums: Verified, damage: list[DamagedEntry], *, repair: bool) -> Iterator[Finding]:
+def _damaged_entries(
+    store: Store, sums: Verified, damage: list[DamagedEntry], manifest: ExportSums | None
+) -> Iterator[Finding]:
     while damage:
         entry = damage.pop()
         action = ""
-        if repair and entry.remove is not None:
+        if manifest is not None and entry.remove is not None:
+            unknown = [StoredFrame(None, 0)]
+            manifest.take_out(unknown)
             try:
                 entry.remove()
                 sums.removed += 1
                 action = "removed"
             except TierKVError as error:
+                manifest.put_back(unknown)
                 action = f"not removed: {error}"
         sums.findings += 1
         yield _finding(store, FindingKind.DAMAGED, entry.where, entry.reason, action)

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from disk_support import PAGE, OpenDisk, frames, make_namespace
 
-from tierkv.errors import BackendUnavailableError, ConfigError, OutOfSpaceError
+from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
 from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_key
+from tierkv_disk.at_rest import remove_stored, stored_namespaces
 from tierkv_disk.directory import shared as shared_module
+from tierkv_disk.directory.files import temporary_name
 from tierkv_disk.directory.shared import DIRECTORY_LOCK_NAME, SharedDirectory, SharedLimits, used_bytes
+from tierkv_disk.options import DiskOptions
 
 MIB = 1 << 20
 LIMIT = 40 * MIB
@@ -229,3 +232,23 @@ def test_remains_of_a_killed_removal_are_removed(open_disk: OpenDisk, place: Pat
     (half / "segment-00000.dat").write_bytes(bytes(PAGE))
     open_disk().close()
     assert not half.exists()
+
+
+def test_the_next_removal_finishes_a_killed_one(open_disk: OpenDisk, place: Path) -> None:
+    """The machine of an engine that is gone for good has no next open."""
+    for model in ("one", "two"):
+        open_disk(model=model).close()
+    directory_of(place, "one").rename(place / temporary_name(directory_of(place, "one").name))
+    remove_stored(DiskOptions(str(place)), make_namespace("two"))
+    assert not [path for path in place.iterdir() if path.is_dir()]
+
+
+def test_a_namespace_that_was_never_finished_is_not_listed(open_disk: OpenDisk, place: Path) -> None:
+    """A creation that was killed has stored nothing: `tierkv ls` must not call it damaged."""
+    with open_disk(model="one") as disk:
+        disk.put(frames(0))
+    directory_of(place, "two").mkdir()
+    assert [each.namespace.model for each in stored_namespaces(DiskOptions(str(place)))] == ["one"]
+    (directory_of(place, "one") / "namespace.json").unlink()
+    (lost,) = stored_namespaces(DiskOptions(str(place)))
+    assert isinstance(lost, BackendError), "it has segments"

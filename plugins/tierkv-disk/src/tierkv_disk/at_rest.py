@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,13 +45,19 @@ def stored_namespaces(options: DiskOptions) -> Iterator[StoredNamespace | TierKV
         raise as_tier_error(error, f"cannot read {path}", tier=SELF) from error
     for directory in directories:
         try:
-            yield _stored(directory)
+            if not _is_unfinished(directory):
+                yield _stored(directory)
         except (TierKVError, ValueError) as error:
             yield BackendError(f"{directory}: {error}. An engine that opens this namespace writes its description anew")
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError as error:
             yield as_tier_error(error, f"cannot read {directory}", tier=SELF)
+
+
+def _is_unfinished(directory: Path) -> bool:
+    """Whether the creation of a namespace goes on, or was killed: it has neither description nor chunks yet."""
+    return not os.path.lexists(directory / layout.NAMESPACE_NAME) and not any(directory.glob("segment-*"))
 
 
 def _stored(directory: Path) -> StoredNamespace:

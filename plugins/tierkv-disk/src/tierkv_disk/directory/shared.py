@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendUnavailableError
-from tierkv_disk.directory.files import NotOurFileError, open_lock_file, temporary_name
+from tierkv_disk.directory.files import NotOurFileError, is_removed_namespace, open_lock_file, temporary_name
 from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 
 DIRECTORY_LOCK_NAME = "directory.lock"
@@ -156,9 +156,11 @@ def remove_namespace(directory: Path) -> None:
     """
     lock = NamespaceLock(directory, note_pid=False)
     try:
-        # A rename is atomic for other processes; the next open removes what a kill leaves behind.
-        doomed = directory.rename(directory.parent / temporary_name(directory.name))
-        shutil.rmtree(doomed, ignore_errors=True)
+        # A rename is atomic for other processes; the next removal or open removes what a kill leaves behind.
+        directory.rename(directory.parent / temporary_name(directory.name))
+        for doomed in directory.parent.iterdir():
+            if is_removed_namespace(doomed.name):
+                shutil.rmtree(doomed, ignore_errors=True)
     finally:
         lock.release()
 
