@@ -345,8 +345,7 @@ class Stack:
         Workers in other processes get no further instructions. To lose nothing, such an engine steps and hands in their
         reports until :meth:`has_pending_work` is false.
 
-        It ends within ``timeout_s`` and 7 seconds, however many tiers, or copies of workers in this process, hang.
-        There is no close without a bound, because a tier may hang for ever: a patient engine gives an hour.
+        It ends within ``timeout_s``, never ``inf``, and 7 seconds, however many tiers, or copies of workers, hang.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.

@@ -370,15 +370,12 @@ class StagedStack:
         self._take_ended_stores()
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """Flush, then release threads, files and memory. Idempotent.
-
-        It ends within ``timeout_s`` and 7 seconds, however many tiers, or copies of workers in this process, hang.
-        There is no close without a bound, because a tier may hang for ever: a patient engine gives an hour.
+        """Flush, then release threads, files and memory. Idempotent, and bounded as :meth:`Stack.close`.
 
         Returns:
             Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
         """
-        timeout_s = bounded_seconds("close", timeout_s)  # otherwise the stack stays open, flags too
+        timeout_s = bounded_seconds("close", timeout_s)
         try:
             return self._core.close(timeout_s, self._write_back)
         finally:
