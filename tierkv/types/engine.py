@@ -227,7 +227,7 @@ class StepOutput:
     preempted: frozenset[str] = frozenset()
     """Ids of all requests whose blocks were freed since the previous step, to be scheduled again later.
 
-    tierkv cannot see that: a request that continues with some tokens computed looks like one that was never preempted."""
+    tierkv cannot see that: a request that continues with some tokens computed looks like one that was not preempted."""
     finished: frozenset[str] = frozenset()
     """Ids of finished requests."""
 
