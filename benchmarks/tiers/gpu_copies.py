@@ -42,7 +42,9 @@ LAYOUTS = (
 COPY_THREADS = 8
 PRODUCT = 8192
 """Rows and columns of the matrices beside which the worker copies."""
-_POLL_S = 20e-6
+_POLL_S = 0.5e-3
+"""Rest between two questions whether copies have ended. Engines rest a millisecond; without rests, the thread that
+asks would hold the interpreter most of the time."""
 
 
 def run(settings: Settings) -> Iterator[Row]:

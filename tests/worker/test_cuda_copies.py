@@ -72,6 +72,19 @@ def test_a_transfer_ends_with_its_event_and_no_thread_waits(bed: Bed, store: boo
     assert bed.hand.waits == bed.hand.synchronized == 0
 
 
+def test_a_question_looks_at_one_piece_that_is_on_its_way() -> None:
+    """The engine's thread asks in every step: of a job of several pieces it asks about the first."""
+    bed = Bed(HAND, piece_bytes=1)
+    stored = job(1, list(range(1, 13)), store=True)
+    start(bed, stores=(stored,))
+    bed.hand.queries = 0
+    assert bed.worker.get_finished().is_empty
+    assert len(stored.keys) > 1
+    assert bed.hand.queries == 1
+    assert not finish(bed)
+    bed.close()
+
+
 def test_a_slot_is_sealed_after_the_copy_not_before(bed: Bed) -> None:
     """Promise 1: a checksum computed while the copy engine writes would cover incomplete bytes."""
     start(bed, stores=(job(1, [1, 2, 3], store=True),))

@@ -51,9 +51,14 @@ class CudaTransfer:
         self._ended = 0
 
     def done(self) -> bool:
-        """Whether it has ended. Starts the completion of pieces that the GPU has copied. Does not wait."""
+        """Whether it has ended. Starts the completion of pieces that the GPU has copied. Does not wait.
+
+        Pieces end nearly in order, so it looks no further than the first one that is on its way: the engine's thread
+        asks in every step.
+        """
         for piece in self._pieces[self._ended :]:
-            piece.advance(block=False)
+            if not piece.advance(block=False):
+                break
         while self._ended < len(self._pieces) and self._pieces[self._ended].has_ended():
             self._ended += 1
         return self._ended == len(self._pieces)
@@ -101,14 +106,14 @@ class _Piece:
         self.began: Event | None = None
         self.last: Event | None = None
 
-    def advance(self, *, block: bool) -> None:
-        """Start the completion if the GPU's last copy has ended, or, with ``block``, when it has."""
+    def advance(self, *, block: bool) -> bool:
+        """Start the completion if the GPU's last copy has ended, or, with ``block``, when it has. Whether it has."""
         if self._finished is not None:
-            return
+            return True
         if block:
             wait((self._enqueued,))
         elif not self._enqueued.done():
-            return
+            return False
         failed = self._keys()
         if not self._enqueued.cancelled() and self._enqueued.exception() is None:
             enqueued = self._enqueued.result()
@@ -117,13 +122,14 @@ class _Piece:
                     if block:
                         event.synchronize()
                     elif not event.query():
-                        return
+                        return False
                 failed = frozenset(enqueued.failed)
                 self.began, self.last = enqueued.began, enqueued.events[-1] if enqueued.events else None
             except RuntimeError:  # the GPU's context is lost: it will copy nothing more
                 _log.exception("the GPU failed in transfer %d", self._job.job_id)
             enqueued.held.clear()
         self._finished = self._finish(self._numbers, failed)
+        return True
 
     def has_ended(self) -> bool:
         """Whether it is complete."""
