@@ -48,6 +48,40 @@ def test_as_chunk_by_chunk() -> None:
     assert len(ends) == 4, "some kind of end was never met"
 
 
+def test_prefixes_of_tiers_with_an_index_as_chunk_by_chunk() -> None:
+    """Without a shared tier, a prefix is found in one index for all tiers: also where some tiers have a chunk and are
+    out of service, delete it, or are not allowed, and where reads of chunks have failed."""
+    rng = random.Random(17)
+    ends = set()
+    for _ in range(200):
+        core = make_core(tiers=[disk(name="fast"), disk(name="middle"), disk(name="slow")])
+        for tier, lower in enumerate(core.lower):
+            core.keep_below(rng.sample(KEYS, rng.choice((100, 190, 199))), tier)
+            _damage(lower, rng.sample(KEYS, rng.choice((0, 2))), rng.sample(KEYS, rng.choice((0, 0, 20))))
+        if rng.random() < 1 / 4:
+            core.manager.on_completion(TierHealth(rng.randrange(3), usable=False))
+        allowed = rng.choice((None, frozenset({"fast", "slow"})))
+        ctx = RequestContext("asks", hints=RequestHints(load_tiers=allowed))
+        first, stop = rng.randrange(60), rng.randrange(60, 200)
+        single = [core.manager.lookup(key, ctx) is LookupResult.HIT for key in KEYS[first:stop]]
+        count = single.index(False) if False in single else len(single)
+        assert core.manager.present_prefix(KEYS, first, stop, ctx) == count
+        ends.add(min(count, 33))
+    assert len(ends) > 20, "prefixes of all lengths were met"
+
+
+def test_chunks_beside_one_that_could_not_be_read_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed read, only chunks that some read failed for are looked up one by one: otherwise a long prompt
+    would cost several times as much for as long as the doubt lasts."""
+    core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
+    core.keep_below(KEYS, tier=1)
+    core.lower[1].mark_absent(KEYS[90], 0.0)
+    monkeypatch.setattr(LowerTier, "presence_of", None)
+    index = core.manager.tiers._indexes[0]
+    assert index.prefix(KEYS, 0.0, None) == 90
+    assert index.ranks(KEYS, 0.0, None).count(1) == len(KEYS) - 1
+
+
 def test_sources_are_the_fastest() -> None:
     """A chunk is read from the first tier in order that is known to have it. A shared tier whose answer has expired
     counts only where the caller trusts it, because the chunk was there when the hit was found."""

@@ -73,8 +73,7 @@ class OffloadManager:
         self._touches = Touches(host, self.tiers, self.present_prefix, self.budget.share())
         self._tier_io = TierIO(self.step, host, self.tiers, group_bytes, self._events, counters)
         self.retention, self.forgetting = self._tier_io.retention, self._tier_io.forgetting
-        self._admissions = self._tier_io.admissions
-        self._in_flight = self._tier_io.in_flight
+        self._admissions, self._in_flight = self._tier_io.admissions, self._tier_io.in_flight
         self._request_feed = RequestFeed(self.policies, counters)
         self.passages = Passages(host, self._tier_io, self.step, reserved_chunks_max)
         """Chunks of hits on their way to the GPU."""
@@ -150,10 +149,12 @@ class OffloadManager:
 
     def _present_in(self, keys: Sequence[Key], ctx: RequestContext) -> int:
         """Number of leading ``keys`` that are present."""
-        allowed = ctx.hints.load_tiers
+        allowed, table = ctx.hints.load_tiers, self._host.slots
         wanted = self.retention.unexpired_prefix(keys, self.step.now)
-        table = self._host.slots
         slots = table.find_all(wanted)
+        if slots.count(None) == len(slots):  # usual where the host tier has no more of a prompt
+            self.found_below += (count := self._tier_io.prefix_below(wanted, allowed, since=ctx.asked_s))
+            return count
         below = [i for i, at in enumerate(slots) if at is None or not (allowed is None or self._may_hit(at, allowed))]
         found = self._tier_io.prefix_below([wanted[i] for i in below], allowed, since=ctx.asked_s) if below else 0
         count = below[found] if found < len(below) else len(wanted)

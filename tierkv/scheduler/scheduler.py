@@ -28,7 +28,7 @@ from tierkv.scheduler.requests import rules
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.requests.observations import end_of
-from tierkv.scheduler.requests.record import KEYS_MADE_MAX, RequestRecord
+from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.scheduler.running import RunningRequests
 from tierkv.scheduler.store.plans import make_store_plan
@@ -177,7 +177,7 @@ class OffloadScheduler:
             self._start_over(record)  # allocated and never scheduled, or preempted without a call
         if not (has_jobs := record.has_jobs):
             self._ahead.asked(record)
-        if has_jobs or not record.extend_keys(self._geometry, KEYS_MADE_MAX):
+        if has_jobs or not record.extend_keys(self._geometry, self._lookups.share):
             self._counters.deferrals += 1
             self._accounting.note_deferred(record.stats, self._lookups.now_s)
             return None, False

@@ -300,7 +300,7 @@ def test_a_look_for_lookups_that_lapse_takes_no_budget() -> None:
     core.manager.passages.note_shortage()
     core.begin(1.0)
     assert core.manager.passages.is_short
-    assert core.scheduler._lookups._share.own_left == core.manager.budget.share_keys
+    assert core.scheduler._lookups.share.own_left == core.manager.budget.share_keys
 
 
 def test_the_time_of_a_turn_begins_with_it() -> None:
@@ -349,7 +349,7 @@ def test_a_paused_search_after_a_loss_goes_on() -> None:
     for now in (0.1, 0.2):
         core.begin(now)
         core.manager.budget.common = 0
-        share = core.scheduler._lookups._share
+        share = core.scheduler._lookups.share
         share.take(share.left)
         assert core.ask(request) is None
         assert core.record(request).lookup.paused

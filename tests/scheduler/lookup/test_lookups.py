@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from core_bed import Bed, BedSpec
 from core_blocks import blocks
@@ -10,8 +12,8 @@ from core_truth import BedRequest
 from simulation.engine.engine import EngineBehaviour
 
 from tierkv.manager.contract import RequestContext
-from tierkv.scheduler import scheduler
 from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.requests import record
 from tierkv.types.engine import StepOutput
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 from tierkv.types.transfers import TransferJob
@@ -306,6 +308,7 @@ def test_a_request_that_finds_no_budget_left_is_not_searched(monkeypatch: pytest
     core = make_core(tiers=[disk()], step_keys=2)
     request = core.arrive(400)
     core.keep_below(core.truth.keys(request))
+    core.record(request)  # makes all keys
     core.begin(1.0)
     assert core.ask(request) is None
     with monkeypatch.context() as patch:
@@ -363,14 +366,36 @@ def test_engine_that_accepts_half_of_every_offer() -> None:
     bed.check_end()
 
 
-def test_a_question_makes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt of two groups with four chunks each, three keys a call: the third question has its answer."""
-    monkeypatch.setattr(scheduler, "KEYS_MADE_MAX", 3)
-    core = make_core(block_tokens=(4, 4))
-    request = core.arrive(17)
-    core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
-    answers = []
-    for _ in range(3):
-        answers.append(core.ask(request))
+def test_the_budget_of_a_step_pays_for_the_keys_of_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts of two groups with 400 chunks each are asked for in one step, before and after the budget is used up:
+    only the first one gets its keys. The other one gets them a part at a time, and then its answer."""
+    monkeypatch.setattr(record, "KEYS_MADE_PER_KEY", 1)
+    core = make_core(block_tokens=(4, 4), slots=2048)
+    first, second = core.arrive(1601, "first"), core.arrive(range(5000, 6601), "second")
+    for request in (first, second):
+        core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
+    made: list[tuple[int, int]] = []
+    answers = {}
+    for _ in range(6):
         core.begin()
-    assert answers == [None, None, 16]
+        for request in (first, second):
+            answers[request.request_id] = core.ask(request)
+        made.append(tuple(sum(len(group.keys) for group in core.scheduler._record(r).groups) for r in (first, second)))
+    assert 0 < made[0][0] < 800
+    assert made[0][1] == 0
+    assert max(after - before for each in zip(*made, strict=True) for before, after in pairwise((0, *each))) < 1024
+    assert answers == {"first": 1600, "second": 1600}
+
+
+def test_requests_that_arrive_together_get_their_keys_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of long prompts arrive in one step, and no tier has any of them: the next step does not make the keys of
+    them all to find that out. What is left of a prompt is made when the engine asks about it."""
+    monkeypatch.setattr(record, "KEYS_MADE_PER_KEY", 8)
+    core = make_core(tiers=[disk()], slots=512, reserved=400)
+    requests = [core.arrive(range(n * 10_000, n * 10_000 + 4000), f"r{n}") for n in range(100)]
+    made = [0]
+    for _ in range(40):
+        core.begin()
+        made.append(sum(len(core.scheduler._record(request).groups[0].keys) for request in requests))
+    assert max(after - before for before, after in pairwise(made)) <= 8 * core.manager.budget.keys_max
+    assert made[-1] > made[1]

@@ -56,7 +56,7 @@ DEFECTS = (
         "the first question grows with the prompt and the number of tiers",
         (),
         ("manager/test_present_prefix.py::test_one_lookup_per_key_however_many_tiers",
-         "scheduler/lookup/test_lookups.py::test_a_question_makes_a_bounded_number_of_keys"),
+         "scheduler/lookup/test_lookups.py::test_the_budget_of_a_step_pays_for_the_keys_of_a_question"),
     ),
     Defect(
         "a step takes in completions of any number of keys",

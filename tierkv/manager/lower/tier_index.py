@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.presence_cache import PresenceCache
 from tierkv.manager.lower.row_table import DELETING, STORED
 from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.structures.key_table import SHARD_BYTE, TABLE_BITS, TABLE_MASK, KeyDirectory
@@ -41,34 +42,67 @@ class TierIndex:
         """Rank of the fastest allowed tier in service that has each of ``keys``; :data:`NOWHERE` if there is none."""
         if len(keys) <= FEW_KEYS:
             return [self.rank(key, now, allowed) for key in keys]
-        tables = self._directory.tables
-        columns: list[bytearray | None] = [None] * len(tables)
-        ranks = [NOWHERE] * len(tables)
-        unsure: set[int] = set()
-        for number, (rank, tier) in self._ranked.items():
-            if tier.phase is TierPhase.SERVING and (allowed is None or tier.name in allowed):
-                columns[number], ranks[number] = tier.residency.rows.flags, rank
-                if tier.presence_cache.any:
-                    unsure.add(rank)
-        further = [None if table is None else table.further for table in tables]
-        if len(self._ranked) == len(tables) - 1 == 1 and not unsure and (flags := columns[1]) is not None:
+        columns, ranks, doubts = self._columns(allowed)
+        if len(self._ranked) == len(columns) - 1 == 1 and not doubts and (flags := columns[1]) is not None:
             here, listed = ranks[1], STORED | DELETING  # a tier alone is usual, and is looked up in half the time
             places = self._directory.places(keys)
             return [here if place and flags[place >> TABLE_BITS] & listed == STORED else NOWHERE for place in places]
+        further = self._further()
         found: list[int] = []
-        for key_place in self._directory.places(keys):
+        for key, key_place in zip(keys, self._directory.places(keys), strict=True):
             place, best = key_place, NOWHERE
             while place:
                 number, row = place & TABLE_MASK, place >> TABLE_BITS
                 flags = columns[number]
-                if flags is not None and flags[row] & (STORED | DELETING) == STORED and ranks[number] < best:
+                is_here = flags is not None and flags[row] & (STORED | DELETING) == STORED and ranks[number] < best
+                if is_here and not (doubts and number in doubts and doubts[number].get(key, now) is False):
                     best = ranks[number]
                 after = further[number]
                 place = after[row] if after else 0
             found.append(best)
-        if unsure:  # some chunks count as absent, because a read of them failed
-            found = [self.rank(keys[i], now, allowed) if rank in unsure else rank for i, rank in enumerate(found)]
         return found
+
+    def prefix(self, keys: Sequence[Key], now: float, allowed: Collection[str] | None) -> int:
+        """Number of leading ``keys`` that an allowed tier in service has. Takes half the time of :meth:`ranks`."""
+        if len(keys) <= FEW_KEYS:
+            ranks = [self.rank(key, now, allowed) for key in keys]
+            return ranks.index(NOWHERE) if NOWHERE in ranks else len(keys)
+        columns, _, doubts = self._columns(allowed)
+        further = self._further()
+        for position, key_place in enumerate(self._directory.places(keys)):
+            place = key_place
+            while place:
+                number, row = place & TABLE_MASK, place >> TABLE_BITS
+                flags = columns[number]
+                is_here = flags is not None and flags[row] & (STORED | DELETING) == STORED
+                if is_here and not (doubts and number in doubts and doubts[number].get(keys[position], now) is False):
+                    break  # whether a faster one has it too does not matter
+                after = further[number]
+                place = after[row] if after else 0
+            else:
+                return position
+        return len(keys)
+
+    def _columns(
+        self, allowed: Collection[str] | None
+    ) -> tuple[list[bytearray | None], list[int], dict[int, PresenceCache]]:
+        """Flags and rank of each allowed tier in service, by its table; and chunks that count as absent.
+
+        The last are there only for tiers of which a read failed.
+        """
+        columns: list[bytearray | None] = [None] * len(self._directory.tables)
+        ranks = [NOWHERE] * len(columns)
+        doubts: dict[int, PresenceCache] = {}
+        for number, (rank, tier) in self._ranked.items():
+            if tier.phase is TierPhase.SERVING and (allowed is None or tier.name in allowed):
+                columns[number], ranks[number] = tier.residency.rows.flags, rank
+                if tier.presence_cache.any:
+                    doubts[number] = tier.presence_cache
+        return columns, ranks, doubts
+
+    def _further(self) -> list[memoryview[int] | None]:
+        """Of each table of the directory, the places of its keys in other tables."""
+        return [None if table is None else table.further for table in self._directory.tables]
 
     def rank(self, key: Key, now: float, allowed: Collection[str] | None) -> int:
         """Rank of the fastest allowed tier in service that has ``key``; :data:`NOWHERE` if there is none."""
@@ -100,7 +134,7 @@ class TierIndex:
         columns: list[bytearray | None] = [None] * len(tables)
         for number, (_, tier) in self._ranked.items():
             columns[number] = tier.residency.rows.flags
-        further = [None if table is None else table.further for table in tables]
+        further = self._further()
         for position, key_place in enumerate(self._directory.places(keys)):
             place = key_place
             while place:

@@ -104,6 +104,13 @@ class TierList:
         tiers = self.in_service
         return [None if rank == NOWHERE else tiers[rank] for rank in ranks]
 
+    def prefix(self, keys: Sequence[Key], now: float, allowed: Collection[str] | None, since: float) -> int:
+        """Number of leading ``keys`` that have a source; see :meth:`sources_of`."""
+        if self.all_indexed and len(self._indexes) == 1:  # usual, and in half the time
+            return self._indexes[0].prefix(keys, now, allowed)
+        sources = self.sources_of(keys, now, allowed, since=since)
+        return sources.index(None) if None in sources else len(sources)
+
     def _indexed_ranks(self, keys: Sequence[Key], now: float, allowed: Collection[str] | None) -> list[int]:
         """Rank of the fastest tier with an index that has each of ``keys``."""
         found = [index.ranks(keys, now, allowed) for index in self._indexes]

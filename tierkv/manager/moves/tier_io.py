@@ -119,13 +119,8 @@ class TierIO:
 
         The first one is looked up alone, because a prefix mostly ends where the host tier has no more of it.
         """
-        found = 0
-        for some in (keys[:1], keys[1:]):
-            sources = self.sources_of(some, allowed, since=since)
-            if None in sources:
-                return found + sources.index(None)
-            found += len(some)
-        return found
+        first = self._tiers.prefix(keys[:1], self._step.now, allowed, since)
+        return first and first + self._tiers.prefix(keys[1:], self._step.now, allowed, since)
 
     # -- speed ---------------------------------------------------------------------------------------------------------
 

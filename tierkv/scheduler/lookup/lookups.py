@@ -60,8 +60,8 @@ class Lookups:
         self._counters = counters
         self._choice = choice
         self._loads = loads
-        self._share = manager.budget.share()
-        self._turns = SearchTurns(self._share)
+        self.share = manager.budget.share()  # makes the keys of questions, and searches
+        self._turns = SearchTurns(self.share)
         # By id, the one that was asked least recently first.
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
         self._to_reopen: OrderedDict[str, RequestRecord] = OrderedDict()  # open when the cache was reset
@@ -268,7 +268,7 @@ class Lookups:
                 return LookupResult.HIT if resident((key,), 0, 1) else LookupResult.MISS
 
             return find_hit(groups, computed_tokens, tokens_max, readable, resident)
-        questions = Questions(manager, record.lookup, ctx, self._share)
+        questions = Questions(manager, record.lookup, ctx, self.share)
         hit = find_hit(groups, computed_tokens, tokens_max, questions.presence, questions.present_prefix)
         if not record.lookup.paused:
             record.lookup.seen = {}
@@ -374,11 +374,11 @@ class Lookups:
         """
         self.now_s = now_s
         self._turns.begin_step()
-        while self._to_reopen and self._share.take(1):
+        while self._to_reopen and self.share.take(1):
             self._lapse(next(iter(self._to_reopen.values())))
         while self._open and self._manager.passages.is_short:
             record = next(iter(self._open.values()))
-            if self._asked_s - record.lookup.last_asked_s < self._deadline_s or not self._share.take(1):
+            if self._asked_s - record.lookup.last_asked_s < self._deadline_s or not self.share.take(1):
                 return  # a look takes nothing: a small share is for the questions of this step
             self._lapse(record)
 

@@ -23,7 +23,7 @@ from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.lookup.engine_cache import EngineCache
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.search import SearchGroup, find_hit, wanted_keys
-from tierkv.scheduler.requests.record import KEYS_MADE_MAX, RequestRecord
+from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import Geometry, cdiv
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -120,7 +120,7 @@ class ReadAhead:
 
     def _read_for(self, record: RequestRecord, room: int) -> None:
         """Read the front of what a request will want."""
-        record.extend_keys(self._geometry, KEYS_MADE_MAX)  # what is left is read when it is asked for
+        record.extend_keys(self._geometry, self._share)  # what is left is read when it is asked for
         ctx = self._choice.context_for_reading(record.ctx)
         groups = record.search_groups
         chunks_max = KEYS_PER_LOOK * max(1, self._share.left)

@@ -7,20 +7,21 @@ from itertools import chain
 from typing import Any
 
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.step_budget import BudgetShare
 from tierkv.scheduler.limits import StorePolicy
 from tierkv.scheduler.lookup.open_lookup import OpenLookup
 from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.scheduler.requests.request_state import REQUEST_STATES, RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry, GroupGeometry, batches
+from tierkv.types.geometry import Geometry, GroupGeometry, batches, cdiv
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys, make_scope
 from tierkv.types.observation import RequestObservation
 from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 
-KEYS_MADE_MAX = 16_384
-"""Keys that one question about a request makes. A prompt that has more is answered in a later step."""
+KEYS_MADE_PER_KEY = 32
+"""Keys of chunks that are made for the cost of one key operation."""
 
 KEYS_TOGETHER = 256
 """Keys that are made together where they are taken one by one."""
@@ -185,10 +186,11 @@ class RequestRecord:
         if self.watcher is not None:
             self.watcher(self.ctx.request_id, event, before, self.state)
 
-    def extend_keys(self, geometry: Geometry, keys_max: int | None = None) -> bool:
+    def extend_keys(self, geometry: Geometry, share: BudgetShare | None = None) -> bool:
         """Append the keys of chunks whose hashes have become known (S3, S4), and are checked if any is.
 
-        keys_max: largest number of keys to append; None: any. Returns whether no key is left to append.
+        share: pays for them, and leaves those that it cannot pay for to a later call; None: all are appended. Returns
+        whether no key is left to append.
         """
         hashes = self.request.block_hashes
         known = self.checked_hashes if self.hashes_checked_so_far else len(hashes)
@@ -197,12 +199,13 @@ class RequestRecord:
             left = known // per_chunk - len(record.keys)
             if left <= 0:
                 continue
-            count = left if keys_max is None else min(left, keys_max)
+            count = left
+            if share is not None:
+                count = min(left, KEYS_MADE_PER_KEY * share.take(cdiv(left, KEYS_MADE_PER_KEY)))
             first = per_chunk * (len(record.keys) + 1) - 1
             record.keys += make_keys(hashes[first : first + count * per_chunk : per_chunk], group.index, self._scope)
             if count < left:
                 return False
-            keys_max = None if keys_max is None else keys_max - count
         return known == len(hashes)
 
     @property
