@@ -234,8 +234,9 @@ def test_arguments_of_another_type_are_named() -> None:
     with pytest.raises(ConfigError, match="serve_metrics: stack = None: give an open stack"):
         tierkv.serve_metrics(nothing)
     stack = tierkv.open_stack(host, SPEC)
-    with pytest.raises(ConfigError, match="serve_metrics: port = None: give a whole number"):
-        tierkv.serve_metrics(stack, nothing)
+    for port in (nothing, -1, 65_536, True):
+        with pytest.raises(ConfigError, match=f"serve_metrics: port = {port}: give a whole number up to 65535"):
+            tierkv.serve_metrics(stack, port)
     with pytest.raises(ConfigError, match=r"stack.tiers.attach: table = None: give a mapping"):
         stack.tiers.attach(nothing)
     assert stack.close()

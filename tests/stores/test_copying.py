@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filled_stores import FRAME_BYTES, chunk_key, fill, flip_byte, model_namespace, place_at, sealed_frame
 
-from tierkv.abc import StoredFrame
+from tierkv.abc import StoredFrame, WriteRequest
+from tierkv.errors import BackendError, OutOfSpaceError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES, pack_header, parse_header
 from tierkv.stores.copying import Copied, StoreCopy, is_same_place
 from tierkv.stores.findings import Finding, FindingKind
@@ -73,6 +76,40 @@ def test_a_file_system_without_room_is_named(disk: Place, tmp_path: Path, monkey
     assert [finding.kind for finding in findings] == [FindingKind.INCOMPLETE]
     assert "No space left" in findings[0].reason
     assert not list((tmp_path / "folder").rglob("*.tmp"))
+
+
+def test_one_finding_tells_of_a_full_target(disk: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB cannot sync the other chunks of a call without room: 30 such lines hid the one that says what to do."""
+    target = place_at(tmp_path / "lmdb", "lmdb")
+    write = Store.write
+
+    def full(store: Store, requests: Sequence[WriteRequest]) -> list[TierKVError | None]:
+        wrong = [BackendError("a sync failed meanwhile"), OutOfSpaceError("No space left on device")]
+        return [*write(store, requests[:-2]), *wrong]
+
+    monkeypatch.setattr(Store, "write", full)
+    sums, findings = copied(disk, target)
+    assert (sums.chunks, [finding.kind for finding in findings]) == (18, [FindingKind.INCOMPLETE])
+    monkeypatch.setattr(Store, "write", lambda _, requests: [BackendError("broken")] * len(requests))
+    sums, findings = copied(disk, target)
+    assert [finding.kind for finding in findings] == [FindingKind.NOT_WRITTEN] * 2
+
+
+def test_a_read_only_export_is_left_alone(disk: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complete one on a mount that cannot be written needs no change; a new chunk names the fix."""
+    folder = folder_place(str(tmp_path / "folder"))
+    copied(disk, folder)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tierkv.stores.folder._publish", refuse)
+    sums, findings = copied(disk, folder)
+    assert (sums.present, findings) == (20, [])
+    with Store(disk, NAMESPACE, writes=True) as store:
+        assert store.write([WriteRequest(chunk_key(30), sealed_frame(NAMESPACE, 30), 30)]) == [None]
+    _, (finding,) = copied(disk, folder)
+    assert finding.reason.endswith("Read-only file system; give a folder that this user can write")
 
 
 def test_ranks_and_order_travel_between_disks(disk: Place, tmp_path: Path) -> None:

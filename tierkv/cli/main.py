@@ -177,7 +177,7 @@ def cli(*, debug: bool) -> None:
       tierkv ls stack.toml        list what the tiers keep
       tierkv plugins              list backends, codecs and policies
       tierkv explain --help       find the reason for a miss
-      tierkv top :9100            watch a running stack
+      tierkv top :9400            watch a running stack
     """  # noqa: D301  click reads the control character, and does not wrap the rest
 
 

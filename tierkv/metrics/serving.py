@@ -12,6 +12,9 @@ from tierkv.errors import ConfigError
 from tierkv.metrics.prometheus import StackCollector
 from tierkv.metrics.watched import Watched
 
+PORT_MAX = 65_535
+"""Largest number of a port."""
+
 
 class MetricsServer:
     """HTTP server on a daemon thread. Made by :func:`serve_metrics`."""
@@ -65,8 +68,8 @@ def serve_metrics(
     """
     if not hasattr(stack, "metrics"):
         raise ConfigError(f"serve_metrics: stack = {stack!r:.80}: give an open stack")
-    if type(port) is not int:
-        raise ConfigError(f"serve_metrics: port = {port!r:.80}: give a whole number; 0 for a free one")
+    if type(port) is not int or not 0 <= port <= PORT_MAX:
+        raise ConfigError(f"serve_metrics: port = {port!r:.80}: give a whole number up to {PORT_MAX}; 0 for a free one")
     registry = CollectorRegistry()
     registry.register(StackCollector(stack, labels))
     try:

@@ -33,6 +33,18 @@ LEFT_OUT = (
 )
 """Sentences about what a plan does not include."""
 
+SPAN_MIN_S = 3600.0
+"""Length of a trace in seconds below which its figures per day mislead."""
+
+
+def left_out(span_s: float) -> tuple[str, ...]:
+    """Return the sentences about what the plan of a trace of this length does not include."""
+    if span_s >= SPAN_MIN_S:
+        return LEFT_OUT
+    short = f"The rest of the day. The trace has {span_s / 60:.1f} minutes, and figures per day repeat them."
+    return (*LEFT_OUT, short)
+
+
 Progress = Callable[[str, int], None]
 """Called with the name of a stack and the number of requests that were played."""
 

@@ -40,6 +40,8 @@ _ID_MAX = 2 ** (8 * _ID_BYTES) - 1
 _TOKENS_MAX = 2**31 - 1
 LINE_CHARS_MAX = 64 << 20
 """Longest line that is read: a prompt of a million chunks. A compressed file may hold gigabytes of anything."""
+SECONDS_MAX = 1e12
+"""Largest time of a request, in seconds. A clock since 1970 has it too late only if it counts microseconds."""
 TENANT_CHARS_MAX = 4096
 """Characters of a tenant's name."""
 _SHOWN_CHARS_MAX = 80
@@ -112,7 +114,8 @@ def _parsed(text: str, before_s: float, place: str) -> TraceLine:
         raise ConfigError(f"{place}: this is the record of a stack; `tierkv trace` turns it into a trace")
     missing = [name for name in ("timestamp", "hash_ids") if name not in entry]
     if missing:
-        raise ConfigError(f"{place}: {' and '.join(missing)} is missing; {_FIX}")
+        verb = "are" if len(missing) > 1 else "is"
+        raise ConfigError(f"{place}: {' and '.join(missing)} {verb} missing; {_FIX}")
     return TraceLine(
         _arrival(entry["timestamp"], before_s, place),
         _chunk_ids(entry["hash_ids"], place),
@@ -127,6 +130,10 @@ def _arrival(timestamp: object, before_s: float, place: str) -> float:
     if type(timestamp) not in {int, float} or not _is_finite(timestamp):
         raise ConfigError(f"{place}: timestamp is {_shown(timestamp)}, and must be a number of milliseconds; {_FIX}")
     at_s = float(timestamp) / 1000  # type: ignore[arg-type]  # checked above
+    if abs(at_s) > SECONDS_MAX:
+        raise ConfigError(
+            f"{place}: timestamp is {_shown(timestamp)}, more than {SECONDS_MAX:.0e} seconds; give it in milliseconds"
+        )
     if at_s < before_s:
         raise ConfigError(
             f"{place}: timestamp {timestamp:g} is before that of the last request, {1000 * before_s:g}; sort the "

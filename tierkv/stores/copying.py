@@ -195,6 +195,7 @@ class StoreCopy:
         taken = [found for found in sound if self._has_room(max(found.listed.frame_bytes, len(found.frame)))]
         full = self._full("its capacity is reached") if len(taken) < len(sound) else None
         stored: list[ReadFrame] = []
+        failed: list[tuple[ReadFrame, TierKVError]] = []
         for found, error in self._written(target, taken):
             if error is None:
                 self._failures = 0
@@ -202,10 +203,12 @@ class StoreCopy:
             elif isinstance(error, OutOfSpaceError):
                 full = full or self._full(str(error))
             else:
-                yield self._not_written(found, error)
+                failed.append((found, error))
         yield from self._verified(target, stored)
         if full is not None:
-            raise full
+            raise full  # the other failures of the batch follow from it, and the repeated copy writes those chunks
+        for found, error in failed:
+            yield self._not_written(found, error)
 
     @staticmethod
     def _written(target: Store, frames: list[ReadFrame]) -> Iterator[tuple[ReadFrame, TierKVError | None]]:

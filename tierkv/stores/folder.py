@@ -53,6 +53,7 @@ _DIGEST_BYTES = 16
 _NAME = re.compile(r"[0-9a-f]{32}\.frame")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 STALE_S = 3600.0
 """Age in seconds at which a temporary file is taken for one of a process that was killed."""
 A = TypeVar("A")
@@ -132,7 +133,8 @@ def note_export(path: Path, exported: Exported) -> None:
     Raises:
         BackendError: it cannot be read or written.
     """
-    _write_manifest(path, [*_others(path, exported.namespace), exported])
+    if exported not in read_manifest(path):  # a complete export on a read-only disk is copied to without a change
+        _write_manifest(path, [*_others(path, exported.namespace), exported])
 
 
 def note_removal(path: Path, namespace: Namespace, chunks: int, frame_bytes: int) -> None:
@@ -200,7 +202,8 @@ def _tried(path: Path, action: Callable[[], T], key: Key | None = None) -> T:
         raise
     except OSError as error:
         kind = OutOfSpaceError if error.errno in _FULL else BackendError
-        raise kind(f"{path}: {error.strerror or error}", tier=FOLDER.name, key=key) from error
+        fix = "; give a folder that this user can write" if error.errno in _REFUSED else ""
+        raise kind(f"{path}: {error.strerror or error}{fix}", tier=FOLDER.name, key=key) from error
 
 
 def _publish(path: Path, data: memoryview) -> None:

@@ -58,6 +58,7 @@ def test_a_plan_in_json_has_every_answer(tierkv: Run, trace: Path, stacks: list[
     assert large["ttft_p95_s"] < told["without"]["ttft_p95_s"]
     assert large["price_saved"] == 1000 * large["engines_saved"]
     assert {growth["tier"] for growth in small["growths"]} == {"host", "disk"}
+    assert told["left_out"][-1].startswith("The rest of the day. The trace has 1.7 minutes")
     assert small["growths"][1]["line"].startswith("1.00 MiB more on disk: +")
     assert small["tiers"][1]["written"]["peak_minute"] is not None
     assert small["worst_tenant"]["name"] in {"t0", "t1", "t2"}

@@ -323,6 +323,13 @@ def test_ways_to_name_a_port(target: str, url: str) -> None:
     assert source_of(target).name == url
 
 
+@pytest.mark.parametrize("target", [":0", ":65536", "gpu-7:99999"])
+def test_a_number_that_is_no_port(target: str) -> None:
+    """`Connection refused` would send the operator to the engine."""
+    with pytest.raises(ConfigError, match="a port is a number from 1 to 65535"):
+        source_of(target)
+
+
 def test_an_unknown_name_is_taken_for_a_record() -> None:
     """A name that is no address is a path."""
     with pytest.raises(ConfigError, match="no such record"):

@@ -10,7 +10,7 @@ import click
 from tierkv.cli.output import print_table
 from tierkv.config.units import format_size
 from tierkv.planning.growth import Growth
-from tierkv.planning.plan import LEFT_OUT, chosen, equals
+from tierkv.planning.plan import chosen, equals, left_out
 from tierkv.planning.results import Fleet, Plan, StackPlan, TierPlan
 from tierkv.planning.traffic import Moved
 from tierkv.types.sizes import round_size
@@ -186,7 +186,7 @@ def print_plan(plan: Plan) -> None:
             click.echo(f"  {growth_line(plan, growth)}")
     click.echo(answer(plan))
     click.echo("Left out:")
-    for sentence in LEFT_OUT:
+    for sentence in left_out(plan.span_s):
         click.echo(f"- {sentence}")
 
 
@@ -206,7 +206,7 @@ def as_json(plan: Plan) -> dict[str, object]:
         "answer": answer(plan),
         "best": None if (best := chosen(plan.stacks)) is None else best.name,
         "lru_curve": [{"bytes": size, "hit_percent": found} for size, found in plan.curve],
-        "left_out": LEFT_OUT,
+        "left_out": left_out(plan.span_s),
     }
 
 

@@ -15,7 +15,7 @@ from tierkv.cli.planning.plan_output import (
     tier_row,
 )
 from tierkv.config.units import parse_size
-from tierkv.planning.plan import LEFT_OUT, chosen
+from tierkv.planning.plan import chosen, left_out
 from tierkv.planning.results import Plan, StackPlan
 from tierkv.reports.axis import plain
 from tierkv.reports.bar_chart import BarChart
@@ -67,7 +67,7 @@ def _sections(plan: Plan) -> Iterator[Section]:
             )
         )
     yield Heading("What this plan leaves out")
-    yield Bullets(LEFT_OUT)
+    yield Bullets(left_out(plan.span_s))
 
 
 def _comparing_plots(plan: Plan) -> Iterator[tuple[BarChart | LineChart, str]]:

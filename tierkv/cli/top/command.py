@@ -89,7 +89,7 @@ class Watch:
 def top(*, target: str | None, record: str | None, interval_s: float, once: bool, as_json: bool) -> None:
     """Watch a running stack: its tiers, hits, speeds, queues, and what happened.
 
-    TARGET is the address that serves metrics (`:9100`, `host:8000`, `http://host:8000/metrics`), or the record of a
+    TARGET is the address that serves metrics (`:9400`, `host:8000`, `http://host:8000/metrics`), or the record of a
     stack (`record.path` in its configuration), which has figures every five seconds of a busy engine. Ctrl-C ends.
 
     `hits` is the share of the asked tokens, over the last seconds; `time` is the mean of a batch of chunks; `queue` has
@@ -98,10 +98,10 @@ def top(*, target: str | None, record: str | None, interval_s: float, once: bool
 
     \b
     Examples:
-      tierkv top :9100
+      tierkv top :9400
       tierkv top http://127.0.0.1:8000/metrics --interval 5
       tierkv top run.jsonl
-      tierkv top :9100 --json | jq '.stacks[0].tiers[].hit_rate'
+      tierkv top :9400 --json | jq '.stacks[0].tiers[].hit_rate'
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     name = target or record
     if name is None or record not in (None, name):

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tierkv.errors import ConfigError
 from tierkv.metrics.definitions import GAUGES, HISTOGRAMS, counters
 from tierkv.metrics.deltas import Delta, empty_delta, merge
+from tierkv.metrics.serving import PORT_MAX
 from tierkv.recording.entries import Entry, opened_at_s
 from tierkv.recording.reading import entries_so_far, files_of
 
@@ -68,6 +69,8 @@ def source_of(target: str) -> Source:
         return MetricsPort(target if re.search(r"://[^/]+/.", target) else f"{target.rstrip('/')}/metrics")
     found = re.fullmatch(r"(?:([\w.-]+|\[[0-9a-fA-F:]+\])?:)?(\d{1,5})", target)
     if found and not Path(target).exists():
+        if not 0 < int(found[2]) <= PORT_MAX:
+            raise ConfigError(f"{target}: a port is a number from 1 to {PORT_MAX}")
         return MetricsPort(f"http://{found[1] or '127.0.0.1'}:{found[2]}/metrics")
     files_of(Path(target))
     return RecordFile(Path(target))

@@ -47,7 +47,7 @@ def stored_namespaces(options: FsspecOptions) -> Iterator[StoredNamespace | Tier
         raise
     except FileNotFoundError as error:
         clear_tracebacks(error)
-        raise BackendError(f"{url}: there is nothing", tier=SELF) from None
+        raise BackendError(f"{url} is not there: nothing was stored yet, or the URL is wrong", tier=SELF) from None
     except Exception as error:  # noqa: BLE001  any storage library error; its text may hold credentials
         raise Failure.of(error).to_error(f"cannot list {url}", tier=SELF) from None
 
