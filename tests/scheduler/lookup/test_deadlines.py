@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from calls import calls_of
 from core_blocks import blocks
 from core_parts import Core, TierSpec, disk, make_core, objects
 from core_truth import BedRequest
@@ -102,6 +103,28 @@ def test_a_long_hit_is_not_given_up_for_the_load_of_another() -> None:
         answer = core.ask(second)
     assert answer == 80
     assert core.counters.deadlines_expired == 1
+
+
+def test_a_late_answer_makes_no_call_per_chunk() -> None:
+    """All but the last chunks of a prompt are held at the deadline: the answer costs as much for many as for few."""
+    calls = []
+    for chunks in (64, 512):
+        core = make_core(tiers=[disk()], slots=1024, reserved=1000)
+        request = core.arrive(4 * chunks)
+        core.keep_below(core.truth.keys(request))
+        assert core.ask(request) is None
+        left = chunks
+        while left > 8:
+            for op in core.manager.take_ops():
+                if left > 8:
+                    core.finish(op)
+                left -= len(op.keys)
+            core.begin()
+            core.ask(request)
+        core.begin(DEADLINE_S)
+        calls.append(calls_of(core.ask, request))
+        assert core.ask(request) in range(2 * chunks, 4 * chunks)
+    assert calls[1] < calls[0] + 64
 
 
 def test_the_deadline_answers_with_what_is_ready() -> None:

@@ -155,6 +155,13 @@ class SlotTable:
             if (newest - generations[slot]) % GENERATIONS >= new and states[slot] not in _NOT_VISIBLE
         ]
 
+    def in_state(self, slots: Iterable[int], state: ChunkState) -> set[int]:
+        """Those of ``slots`` whose chunks are in a state; see :meth:`state`."""
+        if self.unswept:
+            return {slot for slot in slots if self.state(slot) is state}
+        code, states = CODES[state], self.states
+        return {slot for slot in slots if states[slot] == code}
+
     def pinned_once(self, slots: Iterable[int]) -> Iterator[int]:
         """Those of ``slots`` that have exactly one pin."""
         pins = self.pins

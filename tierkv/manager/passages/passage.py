@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 from tierkv.manager.contract import HOST
@@ -69,24 +69,42 @@ class Passage:
         self._step = step
         self.moved_s = step.now
         self._reading_s = 0.0
-        self.want(keys, {})
-
-    def want(self, keys: tuple[Key, ...], granted: Mapping[Key, tuple[int, str]]) -> None:
-        """Replace the wanted keys. granted: slot and source tier of those that have a slot already."""
-        self.keys = keys
-        self.slots = [NOT_GRANTED] * len(keys)
-        self.num_granted = 0
         self._origins: dict[int, str] = {}  # by slot; without those from the host tier
+        self.want(keys)
+
+    def want(self, keys: tuple[Key, ...], slots: list[int] | None = None) -> None:
+        """Replace the wanted keys. slots: of those that have one already, and keep it; None: none has one."""
+        self.keys = keys
+        self.slots = [NOT_GRANTED] * len(keys) if slots is None else slots
+        self.num_granted = len(keys) - self.slots.count(NOT_GRANTED) if slots else 0
+        origins = self._origins if slots else {}
+        self._origins = {slot: origins[slot] for slot in self.slots if slot in origins} if origins else {}
         self.position = 0
         self.looked = 0
         self.failed = False
         self.promised = False
         self.lacks_host_slots = False
         self.held_back_version: int | None = None
-        for position, key in enumerate(keys if granted else ()):
-            if key in granted:
-                slot, origin = granted[key]
-                self.grant(position, slot, origin)
+
+    def replace(self, keys: tuple[Key, ...], *, drops_lost: bool) -> list[int]:
+        """Replace the wanted keys. Those that have a slot keep it, lost ones unless it ``drops_lost``.
+
+        Returns:
+            Slots of the others, the last wanted one first (S54).
+        """
+        lost = self._host.slots.in_state(self.slots, ChunkState.DOOMED) if drops_lost and self.num_granted else set()
+        lost.discard(NOT_GRANTED)
+        count = len(keys)
+        if not lost and self.keys[:count] == keys:  # usual: a shorter hit of one group
+            dropped = [slot for slot in self.slots[: count - 1 if count else None : -1] if slot != NOT_GRANTED]
+            self.want(keys, self.slots[:count])
+            return dropped
+        slot_of = {key: slot for key, slot in self.slot_of().items() if slot not in lost}
+        slots = list(map(slot_of.get, keys, repeat(NOT_GRANTED)))
+        kept = set(slots)
+        dropped = [slot for slot in self.held_tail_first() if slot not in kept]
+        self.want(keys, slots)
+        return dropped
 
     def grant(self, position: int, slot: int, origin: str) -> None:
         """Grant a held slot to the chunk at a position. origin: tier that its bytes come from."""
@@ -122,6 +140,10 @@ class Passage:
         stop = self.looked + len(slots)
         self.slots[self.looked : stop] = slots
         self.num_granted = self.position = self.looked = stop
+
+    def slot_of(self) -> dict[Key, int]:
+        """Slot of every chunk that has one."""
+        return {key: slot for key, slot in zip(self.keys, self.slots, strict=True) if slot != NOT_GRANTED}
 
     def granted(self) -> dict[Key, tuple[int, str]]:
         """Slot and source tier of every chunk that has a slot."""
@@ -217,17 +239,13 @@ class Passage:
 
     def granted_ready(self) -> set[Key]:
         """Granted keys whose chunks are readable."""
-        state, ready = self._host.slots.state, ChunkState.READY
-        return {key for key, (slot, _) in self.granted().items() if state(slot) is ready}
+        slot_of = self.slot_of()
+        ready = self._host.slots.in_state(slot_of.values(), ChunkState.READY)
+        return {key for key, slot in slot_of.items() if slot in ready}
 
-    def held_tail_first(self, keys: Sequence[Key] | None = None) -> list[int]:
-        """Slots granted for ``keys`` (all if left out), the last wanted one first (S54)."""
-        slots = reversed(self.slots)
-        if keys is None:
-            return [slot for slot in slots if slot != NOT_GRANTED]
-        chosen = set(keys)
-        pairs = zip(reversed(self.keys), slots, strict=True)
-        return [slot for key, slot in pairs if slot != NOT_GRANTED and key in chosen]
+    def held_tail_first(self) -> list[int]:
+        """Slots that were granted, the last wanted one first (S54)."""
+        return [slot for slot in reversed(self.slots) if slot != NOT_GRANTED]
 
     # -- reads under way ---------------------------------------------------------------------------------------------
 
@@ -259,8 +277,8 @@ class Passage:
         rest is being copied from the engine for a store, which is no delay of a tier: the present time. For a passage
         that is held back, a chunk from any tier counts.
         """
-        state, arriving, delivered_s = self._host.slots.state, ChunkState.PROMOTING, self._step.delivered_s
-        tiers = {tier for slot, tier in self._origins.items() if state(slot) is arriving}
+        origins, delivered_s = self._origins, self._step.delivered_s
+        tiers = {origins[slot] for slot in self._host.slots.in_state(origins, ChunkState.PROMOTING)}
         if self.is_held_back and not tiers:
             return max(delivered_s.values(), default=-math.inf)
         moved_s = min((delivered_s.get(tier, self.moved_s) for tier in tiers), default=self._step.now)

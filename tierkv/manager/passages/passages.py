@@ -219,7 +219,7 @@ class Passages:
             if younger is None:
                 break
             self._stop_holding(younger, younger.held_tail_first())
-            younger.want(younger.keys, {})
+            younger.want(younger.keys)
             self._held_queue.update(younger)
             refused = self._grant_free(passage)
         return refused
@@ -282,7 +282,7 @@ class Passages:
         if passage is not None and handed is not None:
             (slots, sources), unreserved = handed, 0
             self.account.granted(-len(slots), copies=passage.copies)
-            passage.want((), {})
+            passage.want(())
         elif passage is not None and continues and (front := passage.take_front(keys)) is not None:
             (slots, sources), unreserved = front, 0
             self.account.granted(-len(slots), copies=passage.copies)
@@ -297,7 +297,7 @@ class Passages:
             (slots, sources), unreserved = found, sum(key not in held for key in keys)
             if passage is not None:
                 self._stop_holding(passage, passage.held_tail_first())
-                passage.want((), {})
+                passage.want(())
         self.pins.remove(owner)
         self.account.sent(len(slots), unreserved=unreserved)
         if continues:
@@ -325,16 +325,7 @@ class Passages:
 
     def _replace(self, passage: Passage, keys: tuple[Key, ...], *, drops_lost: bool) -> None:
         """Replace the wanted keys. Chunks that are still wanted stay held, lost ones unless it ``drops_lost``."""
-        if passage.num_granted:
-            wanted, state, dropped = set(keys), self._host.slots.state, ChunkState.DOOMED if drops_lost else None
-            granted = passage.granted()
-            lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is dropped]
-            self._stop_holding(passage, passage.held_tail_first(lost))
-            for key in lost:
-                del granted[key]
-            passage.want(keys, granted)
-        else:
-            passage.want(keys, {})
+        self._stop_holding(passage, passage.replace(keys, drops_lost=drops_lost))
         self._note_state(passage)
 
     def shrink(self, owner: str, keys: tuple[Key, ...]) -> None:

@@ -24,7 +24,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
-from tierkv.scheduler.lookup.questions import Questions, SearchTurns
+from tierkv.scheduler.lookup.questions import Questions, SearchTurns, in_host_tier
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.scheduler.requests.observations import arrival_of
 from tierkv.scheduler.requests.record import RequestRecord
@@ -261,13 +261,7 @@ class Lookups:
         """Longest hit that ends at ``tokens_max`` or before; windows of a shorter one need other chunks."""
         groups, manager = record.search_groups, self._manager
         if late:
-            resident = partial(manager.resident_prefix, ctx=ctx)
-
-            def readable(key: Key) -> LookupResult:
-                """Look up a chunk in the host tier only."""
-                return LookupResult.HIT if resident((key,), 0, 1) else LookupResult.MISS
-
-            return find_hit(groups, computed_tokens, tokens_max, readable, resident)
+            return find_hit(groups, computed_tokens, tokens_max, *in_host_tier(manager, ctx))
         questions = Questions(manager, record.lookup, ctx, self.share)
         hit = find_hit(groups, computed_tokens, tokens_max, questions.presence, questions.present_prefix)
         if not record.lookup.paused:

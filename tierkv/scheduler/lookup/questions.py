@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.scheduler.lookup.open_lookup import OpenLookup
+from tierkv.scheduler.lookup.search import Lookup, ResidentPrefix
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
@@ -122,3 +124,10 @@ class Questions:
         if first + found == end < stop:
             lookup.paused = True
         return first + found - start
+
+
+def in_host_tier(manager: OffloadManager, ctx: RequestContext) -> tuple[Lookup, ResidentPrefix]:
+    """Lookups of a search in which only chunks count that are readable in the host tier. No tier is asked."""
+    resident = partial(manager.resident_prefix, ctx=ctx)
+    is_readable = manager.passages.is_readable if manager.allows_all(ctx) else lambda key: bool(resident((key,), 0, 1))
+    return lambda key: LookupResult.HIT if is_readable(key) else LookupResult.MISS, resident
