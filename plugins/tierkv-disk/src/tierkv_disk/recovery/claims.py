@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tierkv.types.keys import Key
 from tierkv_disk.extents import (
@@ -47,7 +47,7 @@ class _Claim(NamedTuple):
 
 def used_runs(entries: Entries, scattered: Scattered, others: Iterable[Run] = ()) -> list[Extent]:
     """All used runs, as extents in disk order."""
-    used = [Extent(entry >> RANK_BITS) for entry in sorted(entries.values())]  # extent_of, without a call
+    used: list[Any] = [entry >> RANK_BITS for entry in sorted(entries.values())]  # extent_of, without a call
     while used and used[-1] >> _BITS == SCATTERED:
         used.pop()
     more = [run for runs in scattered.values() for run in runs]

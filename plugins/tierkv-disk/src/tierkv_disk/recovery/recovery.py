@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.types.keys import Key
@@ -194,7 +194,7 @@ def replay(fd: int, identity: LogIdentity, slot_bytes: int, table: Table, report
             continue
         parts.clear()
         columns = zip(batch.addresses, batch.frame_bytes, batch.ranks, strict=True)
-        extents = [RankedExtent(address << 96 | size << 64 | rank) for address, size, rank in columns]  # with_rank
+        extents: list[Any] = [address << 96 | size << 64 | rank for address, size, rank in columns]  # with_rank
         before = len(table.entries)
         table.entries.update(zip(batch.keys, extents, strict=True))
         if len(table.entries) - before < len(batch.keys):  # some keys were known: their last records count
