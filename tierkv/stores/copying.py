@@ -321,3 +321,14 @@ def is_same_place(one: Place, other: Place) -> bool:
         one.where.rstrip("/") == other.where.rstrip("/")
         or ("://" not in one.where and Path(one.where).resolve() == Path(other.where).resolve())
     )
+
+
+def is_nested(one: Place, other: Place) -> bool:
+    """Whether one of two directories is inside of the other. A tier refuses a directory that holds other files."""
+    first, second = (_directory(place) for place in (one, other))
+    return first is not None and second is not None and (first in second.parents or second in first.parents)
+
+
+def _directory(place: Place) -> Path | None:
+    where = place.where.removeprefix("file://")
+    return None if "://" in where else Path(where).expanduser().resolve()

@@ -64,7 +64,7 @@ def parse_key(text: str) -> str:
     """
     key = text.strip().lower()
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{text!r} is no key: take it from `tierkv ls --chunks`, from a log line or from a record")
+        raise ValueError(f"{text!r:.80} is no key: take it from `tierkv ls --chunks`, from a log line or from a record")
     return key
 
 

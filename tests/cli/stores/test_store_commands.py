@@ -270,6 +270,28 @@ def test_a_file_is_no_target_of_a_copy(run: Run, stack: Path, tmp_path: Path) ->
     assert "notes.txt is a file: give a new directory, a stack file" in " ".join(said.stderr.split())
 
 
+@pytest.mark.parametrize("target", ["disk/backup", "."])
+def test_a_copy_into_its_source_is_refused(run: Run, stack: Path, tmp_path: Path, target: str) -> None:
+    """A tier's directory is for its files alone: some backends refuse one that has others."""
+    before = place_files(tmp_path / "disk")
+    said = run("copy", stack, tmp_path / target, "--tier", "disk", "--to-backend", "folder")
+    assert said.exit_code == 2
+    assert "one is inside of the other; give a target outside of it" in " ".join(said.stderr.split())
+    assert place_files(tmp_path / "disk") == before
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe rubbish\n", b"ab.0\n" + bytes(100_000), b"a" * 10_000 + b"\n"])
+def test_a_file_that_has_no_keys_is_named(run: Run, stack: Path, tmp_path: Path, content: bytes) -> None:
+    """The wrong file must end with its name and a line, not with the traceback of a decoder."""
+    keys = tmp_path / "keys.bin"
+    keys.write_bytes(content)
+    said = run("warm", stack, "--keys", keys)
+    assert said.exit_code in (1, 2)
+    assert isinstance(said.exception, SystemExit)
+    assert "is no key" in said.output or "no chosen namespace has a chunk" in said.output
+    assert len(said.output) < 20_000
+
+
 def test_a_killed_copy_continues(tmp_path: Path) -> None:
     """Kill -9 in the middle: no half chunk counts, and the repeated copy completes the export."""
     count = 600

@@ -26,12 +26,15 @@ from tierkv.config.reading import SUFFIXES
 from tierkv.errors import ConfigError, TierKVError
 from tierkv.plugins.loading import load_plugins
 from tierkv.recording.reading import read_entries
-from tierkv.stores.copying import Copied, StoreCopy, fitted, is_same_place
+from tierkv.stores.copying import Copied, StoreCopy, fitted, is_nested, is_same_place
 from tierkv.stores.findings import Finding, Progress
 from tierkv.stores.places import Place, find_places, folder_place, only_place
 from tierkv.stores.selection import ChunkFilter, parse_key
 from tierkv.stores.store import Store, namespace_at
 from tierkv.types.keys import Tenant
+
+KEY_CHARS_MAX = 4096
+"""Characters of a line in a file of keys that are read at once."""
 
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Write nothing; show what would be copied.")
 _NO_READ_BACK = click.option(
@@ -81,6 +84,8 @@ def copy(  # noqa: PLR0913 - click passes each option
     goal = _target_place(target, to_tier, to_backend)
     if is_same_place(origin, goal):
         raise ConfigError(f"{source} and {target} are one place: give another target")
+    if is_nested(origin, goal):
+        raise ConfigError(f"{origin.where} and {goal.where}: one is inside of the other; give a target outside of it")
     report = Report(as_json=as_json)
     report.add(found.findings)
     sums = Copied()
@@ -188,7 +193,7 @@ def _looked_at(target: Place, namespace: object, opened: ExitStack) -> Store | N
 @click.option(
     "--keys",
     "keys_file",
-    type=click.File("r", encoding="utf-8"),
+    type=click.File("r", encoding="utf-8", errors="replace"),
     help="Only these chunks: a file with one key per line, in hex or as hash.group; - for standard input.",
 )
 @_NO_READ_BACK
@@ -285,7 +290,8 @@ def _keys_of(record: Path | None, requests: tuple[str, ...]) -> Iterator[str]:
 
 def _keys_in(file: TextIO | None) -> Iterator[str]:
     if file is not None:
-        for number, line in enumerate(file, 1):
+        lines = iter(lambda: file.readline(KEY_CHARS_MAX), "")  # a file of anything may have no end of a line
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
                     yield parse_key(line)
