@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from tierkv.cli.main import cli
 
 pytestmark = pytest.mark.needs_torch
 
@@ -98,6 +101,14 @@ def test_heads_that_do_not_split_are_explained() -> None:
     done = run("--tensor-parallel", "3", check=2)
     assert "kv_heads = 4 do not split evenly among tensor_parallel = 3" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_demo_without_torch_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command in the help of a program that is installed without an engine."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = CliRunner().invoke(cli, ["demo"])
+    assert said.exit_code == 2
+    assert "which is not installed: pip install torch" in " ".join(said.output.split())
 
 
 def test_another_stack(tmp_path: Path) -> None:

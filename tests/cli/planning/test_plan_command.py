@@ -159,6 +159,7 @@ def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[s
         (["--speed", "dsk=1GB"], "--speed dsk=...: no stack has such a tier or backend"),
         (["--price", "dsk=1", "--price", "disk=1"], "names: disk, engine, host"),
         (["--prefill", "0"], "0"),
+        (["--prefill", "1e-300"], "is not in the range x>=0.001"),
         (["--prefill", "nan"], "'nan': give a finite number"),
         (["--prefill", "inf"], "'inf': give a finite number"),
         (

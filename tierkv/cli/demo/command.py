@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.config.loading import default_mapping, parse_config
 from tierkv.config.reading import read_mapping
 from tierkv.config.resolving import resolve
+from tierkv.errors import ConfigError
 from tierkv.plugins.loading import load_plugins
 from tierkv.reference.configs import EngineConfig
 from tierkv.stack.opening import open_stack
@@ -111,6 +113,8 @@ def demo(  # noqa: PLR0913 - one argument per option
       tierkv demo --html demo.html
       tierkv demo --stack lmdb.toml --json
     """  # noqa: D301 - click reads the control character, and does not wrap the rest
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("the demo's model computes with torch, which is not installed: pip install torch")
     if stack_file is not None and (object_url is not None or workdir is not None):
         raise click.UsageError("--stack has its own storage: remove --object-url and --workdir")
     try:

@@ -33,6 +33,9 @@ from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.trace import load_trace
 
+PREFILL_MIN = 0.001
+"""Smallest rate of a prefill, in tokens per second: a machine that is slower would serve nothing."""
+
 
 @click.command("plan")
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -46,7 +49,7 @@ from tierkv.replay.trace import load_trace
 )
 @click.option(
     "--prefill",
-    type=FiniteRange(min=0, min_open=True),
+    type=FiniteRange(min=PREFILL_MIN),
     required=True,
     help="Prompt tokens that one engine computes per second.",
 )
