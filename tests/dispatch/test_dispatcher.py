@@ -123,6 +123,30 @@ def test_a_silent_tier_leaves_after_two_deadlines(bench: Bench, gate: Event, ans
         gate.set()
 
 
+def test_reads_of_a_tier_that_hangs_are_given_up_with_it(bench: Bench, gate: Event) -> None:
+    """Requests wait for the reads under way. Once the tier counts as hanging these end at once as misses, the queued
+    ones whole. Of a running one the slot stays in use until its call has ended, because that may still write there."""
+    bench.backend.add("read_into", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=replace(ONE_THREAD, preferred_concurrency=3))) as dispatch:
+        silent = [dispatch.submit(Verb.READ, [number], [number]) for number in range(2)]
+        dispatch.clock.advance(9.0)
+        running = dispatch.submit(Verb.READ, [2], [2])
+        wait_for(lambda: bench.backend.calls.count("read_into") == 3, "all calls")
+        queued, probe = dispatch.submit(Verb.READ, [3], [3]), dispatch.submit(Verb.PROBE, [4])
+        write = dispatch.write(5, 5)
+        dispatch.clock.advance(1.0)
+        dispatch.drain()
+        assert dispatch.health() == [False]
+        assert [dispatch.kinds(op_id) for op_id in (running, queued)] == [[TIMED_OUT]] * 2
+        ended = [[report.ended for report in dispatch.completions(op_id)] for op_id in (running, queued, probe, write)]
+        assert ended == [[False], [True], [True], []]
+        health = next(report for report in dispatch.reports if isinstance(report, TierHealth))
+        assert dispatch.reports.index(health) < dispatch.reports.index(dispatch.completions(running)[0])
+        gate.set()
+        assert dispatch.wait(*silent, running) == [[TIMED_OUT]] * 3
+        assert dispatch.dispatcher.pending_trials() == 0
+
+
 @pytest.mark.parametrize("took_s", [0.5, 3.0])
 def test_failures_after_long_tries_count_as_silence(bench: Bench, took_s: float) -> None:
     """A plugin whose own time limit is short fails before the deadline, after each of its tries. That is a hang, too.

@@ -195,7 +195,7 @@ class Dispatcher:
             if result.error:
                 state = self._tier_states[result.tier]
                 self._unlisted.add(state, scan, self._clock())
-                self._report_unusable(state, f"scan failed: {result.error}")
+                self._report_health(state, f"scan failed: {result.error}", usable=False)
         return results
 
     def flush(self, timeout_s: float) -> bool:
@@ -358,13 +358,12 @@ class Dispatcher:
 
     def _count_failure(self, state: TierState, ticket: Ticket, now_s: float, why: str) -> None:
         if reason := state.failed(ticket, now_s, why):
-            self._report_unusable(state, reason)
-
-    def _report_unusable(self, state: TierState, reason: str) -> None:
-        state.stats.breaker_opens += 1
-        self._report_health(state, reason, usable=False)
+            self._report_health(state, reason, usable=False)
+            if state.hangs:  # no request waits for the rest of what it was asked
+                self._deadlines.hasten(state.index, now_s)
 
     def _report_health(self, state: TierState, reason: str, *, usable: bool) -> None:
+        state.stats.breaker_opens += not usable
         self._outbox.append(TierHealth(state.index, usable, reason))
         state.failures.service_changed(reason, self._clock(), usable=usable)
 

@@ -102,6 +102,8 @@ class TierState:
     """Whether the close of the backend has begun."""
     answered_s: float = -math.inf
     """Time at which the latest operation that was answered ended."""
+    hangs: bool = False
+    """Whether it went out of service, the latest time, because it answered nothing."""
     relisting: Relisting | None = None
     """Content of the tier while it is unlisted: its scan at open failed, and it serves nothing. None: it is listed."""
 
@@ -190,6 +192,7 @@ class TierState:
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if self.breaker.usable or not was_usable:
             return ""
+        self.hangs = is_silent
         if is_silent:
             return f"it has answered nothing for {silent_s:.3g} s, and operations failed, the last with: {why}"
         return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"

@@ -145,6 +145,28 @@ def test_the_deadline_answers_with_what_is_ready() -> None:
     core.scheduler.validate()
 
 
+def test_a_request_that_waits_for_a_broken_tier_is_answered_at_once() -> None:
+    """The tier is out of service, and its reads are given up: the request computes in the same step. Its slots stay in
+    use until the calls have ended."""
+    core = make_core(tiers=[disk()], slots=8)
+    request = core.arrive(32)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    reads = core.manager.take_ops()
+    core.begin(0.1)
+    assert core.ask(request) is None
+    core.manager.on_completion(TierHealth(0, usable=False))
+    outcomes = {op: (Outcome(OutcomeKind.TIMED_OUT),) * len(op.keys) for op in reads}
+    for op in reads:
+        core.manager.on_completion(Completion(op.op_id, outcomes[op], ended=False))
+    assert core.ask(request) == 0
+    assert core.host.room == 0, "a thread may still fill the slots"
+    for op in reads:
+        core.manager.on_completion(Completion(op.op_id, outcomes[op]))
+    assert core.host.room == 8
+    core.scheduler.validate()
+
+
 def test_the_deadline_starts_no_new_reads() -> None:
     """After the deadline nothing is read: a hung tier would collect more reads with every request."""
     core = make_core(tiers=[disk()], slots=8)

@@ -6,7 +6,9 @@ import heapq
 import itertools
 
 from tierkv.dispatch.lanes.ticket import Ticket
+from tierkv.types.tier_ops import Verb
 
+_AWAITED = (Verb.READ, Verb.PROBE)
 _SPARE = 64
 
 
@@ -27,6 +29,14 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if not entry[2].ended]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (ticket.op.deadline_s, next(self._sequence), ticket))
+
+    def hasten(self, tier: int, now_s: float) -> None:
+        """Let the deadlines of a tier's reads and probes pass now: requests wait for these. O(n)."""
+        self._heap = [
+            (now_s if ticket.op.tier == tier and ticket.op.verb in _AWAITED else due_s, number, ticket)
+            for due_s, number, ticket in self._heap
+        ]
+        heapq.heapify(self._heap)
 
     def take_overdue(self, now_s: float) -> Ticket | None:
         """Remove and return the ticket of the oldest deadline that passed before its I/O ended; None if none did."""
