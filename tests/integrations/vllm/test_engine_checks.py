@@ -81,6 +81,16 @@ def test_pooling_of_the_last_token_is_served_from_the_tiers(seam: Seam, start_en
     assert (min(unlike) > 0.01) is (seam == "spec"), "the embedding must depend on what was loaded"
 
 
+def test_a_role_that_only_stores_is_refused(seam: Seam, start_engine: StartEngine) -> None:
+    """VLLM's OffloadingConnector takes any role and does both; tierkv promises nothing that it does not do."""
+    setup = EngineSetup(seam, MEMORY)
+    producer = {**setup.kv_transfer_config(), "kv_role": "kv_producer"}
+    with pytest.raises(EngineError) as caught:
+        start_engine(replace(setup, arguments={"kv_transfer_config": producer}))
+    assert 'kv_role = "kv_producer"' in str(caught.value)
+    assert '"kv_role": "kv_both"' in str(caught.value)
+
+
 def test_a_mistake_in_the_stack_is_named_with_its_place(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
     """A stack inside vLLM's arguments has no file, so the key that holds it is named."""
     tiers = [{"backend": "dsik", "path": str(tmp_path), "capacity": "64MiB"}]

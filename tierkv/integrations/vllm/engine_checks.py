@@ -52,6 +52,22 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     )
 
 
+def check_role(transfer: Any) -> None:  # noqa: ANN401 - vLLM's, which has no types here
+    """Check that the engine may both store and load.
+
+    Args:
+        transfer: vLLM's ``KVTransferConfig`` of this connector.
+
+    Raises:
+        ConfigError: the role is not ``kv_both``. The message names the setting and the fix.
+    """
+    if transfer.kv_role != "kv_both":
+        raise ConfigError(
+            f'kv_role = "{transfer.kv_role}": tierkv stores and loads; write "kv_role": "kv_both" in '
+            "--kv-transfer-config"
+        )
+
+
 def _check_pooling(model: Any) -> None:  # noqa: ANN401 - (the same)
     """Check that an answer of a pooling model depends on no hidden states of the tokens in front of the last ones.
 

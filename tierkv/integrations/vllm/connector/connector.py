@@ -24,13 +24,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tierkv.config.resolving import ResolvedStack, resolve
-from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.connector.containment import ContainedScheduler, ContainedWorker
 from tierkv.integrations.vllm.connector.meta import StepMeta, WorkerMeta
 from tierkv.integrations.vllm.connector.scheduler import NO_INSTRUCTIONS, ConnectorScheduler
 from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker
-from tierkv.integrations.vllm.engine_checks import let_failed_loads_recompute, warn_of_lost_stores
+from tierkv.integrations.vllm.engine_checks import check_role, let_failed_loads_recompute, warn_of_lost_stores
 from tierkv.integrations.vllm.kv_events import KVEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import StatsFeed, build_kv_connector_stats, build_prom_metrics
 from tierkv.integrations.vllm.options import read_options
@@ -305,10 +305,5 @@ def _apply_settings(vllm_config: VllmConfig) -> None:
     Raises:
         ConfigError: the role is not ``kv_both``.
     """
-    transfer = vllm_config.kv_transfer_config
-    if transfer.kv_role != "kv_both":
-        raise ConfigError(
-            f'kv_role = "{transfer.kv_role}": tierkv stores and loads; write "kv_role": "kv_both" in '
-            "--kv-transfer-config"
-        )
+    check_role(vllm_config.kv_transfer_config)
     let_failed_loads_recompute(vllm_config)

@@ -19,6 +19,7 @@ from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.engine_checks import (
     check_context,
     check_nodes,
+    check_role,
     check_speculation,
     let_failed_loads_recompute,
     warn_of_lost_stores,
@@ -121,6 +122,9 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         """
         if self._worker is None:
             vllm_config = get_current_vllm_config()
+            transfer = vllm_config.kv_transfer_config
+            if transfer.kv_connector == "OffloadingConnector":  # otherwise the role is that of a connector around it
+                check_role(transfer)
             check_context(vllm_config)
             check_nodes(vllm_config)
             check_speculation(vllm_config)
