@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from calls import calls_of
 from core_blocks import blocks
 from core_parts import Core, make_core
 from core_truth import BedRequest
@@ -239,6 +240,23 @@ def test_window_positions_are_forgotten_with_their_requests() -> None:
             core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({request.request_id})))
         core.scheduler.request_finished(request, [])
         assert not len(core.scheduler._tables._windows)
+        noted = core.scheduler._tables._windows._positions.values()
+        assert sum(map(len, noted)) <= 2, "those of this request; the next one that gets blocks forgets them"
+
+
+def test_the_end_of_a_request_costs_the_same_however_many_blocks_its_windows_had() -> None:
+    """A long answer leaves thousands of blocks behind its windows, and the engine may not have given them to others."""
+    calls = []
+    for chunks in (16, 256):
+        core = make_core(groups=[window(8)], tiers=[])
+        request = core.arrive(4 * chunks + 4)
+        meta = core.schedule(request, computed=0, scheduled=4 * chunks, ids=[[*range(1, chunks + 1)]])
+        core.report(*(job.job_id for job in meta.stores))
+        record = core.record(request)
+        calls.append(calls_of(core.scheduler._tables.clear_table, record))
+        assert record.groups[0].block_ids == []
+        core.scheduler.validate()
+    assert calls[0] == calls[1]
 
 
 # -- fences ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ A window passes blocks on while its request still runs. The engine gives such a 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 from tierkv.errors import require
 from tierkv.scheduler.jobs.jobs import Fences
@@ -17,37 +19,63 @@ from tierkv.types.geometry import Geometry, cdiv
 
 
 class WindowBlocks:
-    """Positions of blocks in the tables of groups with a window, by block id. A shared block has several."""
+    """Positions of blocks in the tables of groups with a window, by block id. A shared block has several.
+
+    A table is removed at once, however long it is. Its positions are forgotten while others are added.
+    """
 
     def __init__(self) -> None:
-        self._positions: dict[int, set[tuple[GroupRecord, int]]] = {}
+        self._positions: dict[int, set[tuple[int, int]]] = {}  # by block id; each the number of a table, and a position
+        self._tables: dict[int, list[int]] = {}  # by number, which is never reused
+        self._numbers: dict[GroupRecord, int] = {}
+        self._next_number = count()
+        self._removed: deque[tuple[int, list[int]]] = deque()
 
     def __len__(self) -> int:
-        """Number of blocks in any table."""
-        return len(self._positions)
+        """Number of tables."""
+        return len(self._tables)
 
     def add_table(self, table: GroupRecord, start: int) -> None:
         """Add the blocks of a table from position ``start`` on."""
+        number = self._numbers.get(table)
+        if number is None:
+            number = self._numbers[table] = next(self._next_number)
+            self._tables[number] = table.block_ids
         for position in range(start, len(table.block_ids)):
             block_id = table.block_ids[position]
             if block_id != NULL_BLOCK_ID:
-                self._positions.setdefault(block_id, set()).add((table, position))
+                self._positions.setdefault(block_id, set()).add((number, position))
+        if self._removed:
+            self._forget_some(2 * (len(table.block_ids) - start))
 
     def remove_table(self, table: GroupRecord) -> None:
-        """Remove all blocks of a table that is about to be emptied."""
-        for position, block_id in enumerate(table.block_ids):
-            positions = self._positions.get(block_id)
-            if positions is not None:
-                positions.discard((table, position))
-                if not positions:
-                    del self._positions[block_id]
+        """Remove all blocks of a table, whose list gets another owner, and no further block. O(1)."""
+        number = self._numbers.pop(table, None)
+        if number is not None:
+            self._removed.append((number, self._tables.pop(number)))
+
+    def _forget_some(self, blocks_max: int) -> None:
+        """Forget up to ``blocks_max`` positions in removed tables: twice as many as are added, so none stays long."""
+        while self._removed and blocks_max > 0:
+            number, block_ids = self._removed[0]
+            for _ in range(min(len(block_ids), blocks_max)):
+                block_id = block_ids.pop()
+                positions = self._positions.get(block_id)
+                if positions is not None:
+                    positions.discard((number, len(block_ids)))
+                    if not positions:
+                        del self._positions[block_id]
+                blocks_max -= 1
+            if not block_ids:
+                self._removed.popleft()
 
     def null_blocks(self, block_ids: Iterable[int]) -> None:
         """Replace these blocks by the null block in every table: another request will overwrite them."""
         if self._positions:
             for block_id in block_ids:
-                for table, position in self._positions.pop(block_id, ()):
-                    table.block_ids[position] = NULL_BLOCK_ID
+                for number, position in self._positions.pop(block_id, ()):
+                    if (table := self._tables.get(number)) is not None:
+                        table[position] = NULL_BLOCK_ID
 
     def validate(self) -> None:
         """Check that the table at each position holds the block.
@@ -55,9 +83,12 @@ class WindowBlocks:
         Raises:
             InvariantError: one does not.
         """
+        for table, number in self._numbers.items():
+            require(self._tables[number] is table.block_ids, f"table {number} of a window is not that of its request")
         for block_id, positions in self._positions.items():
-            for table, position in positions:
-                found = position < len(table.block_ids) and table.block_ids[position] == block_id
+            for number, position in positions:
+                ids = self._tables.get(number)
+                found = ids is None or (position < len(ids) and ids[position] == block_id)
                 require(found, f"block {block_id} is not at its noted position {position}")
 
 
