@@ -38,6 +38,7 @@ def test_a_relative_path_is_that_of_now(tmp_path: Path, monkeypatch: pytest.Monk
     assert absolute_path("kv") == str(tmp_path / "kv")
     assert absolute_path("~/kv") == "/home/me/kv"
     assert absolute_path("/kv") == "/kv"
+    assert absolute_path(tmp_path / "kv") == str(tmp_path / "kv"), "a program may give a Path"
 
 
 @pytest.mark.parametrize(

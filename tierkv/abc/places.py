@@ -20,7 +20,7 @@ SHORT_FILE_BYTES_MAX = 1 << 20
 _ROOT_USER = 0
 
 
-def absolute_path(path: str, option: str = "path") -> str:
+def absolute_path(path: str | os.PathLike[str], option: str = "path") -> str:
     """Return a path as the directory that it names now, with ``~`` as the home directory.
 
     Options call it when they are made, which is when the description of a stack is read. A process may change its
@@ -28,12 +28,13 @@ def absolute_path(path: str, option: str = "path") -> str:
     empty store in the new directory. May be called on any thread.
 
     Args:
-        path: as the description has it.
+        path: as the description has it, or as a program gives it.
         option: name of the tier's option that gives the path, for the error.
 
     Raises:
         ValueError: it is empty, or cannot name a directory. The message names option, value and fix.
     """
+    path = os.fspath(path)
     if not path or "\0" in path:
         raise ValueError(f'{option} = {path!r}: give the directory of this tier, such as "/var/cache/tierkv/NAME"')
     try:
