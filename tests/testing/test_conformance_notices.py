@@ -22,6 +22,9 @@ pytest_plugins = ["pytester"]
 MISTAKES = (broken_at_rest, broken_backends, broken_calls, broken_stores)
 """Modules that fill BROKEN when they are imported."""
 
+ATTEMPTS = 5
+"""At most, with a broken framework: a late write may come before the deletion that would show that it was believed."""
+
 SUITE = """
 import broken_at_rest, broken_backends, broken_calls, broken_stores
 import plain_files
@@ -103,7 +106,8 @@ def test_a_mistake_in_an_outage_is_noticed(pytester: pytest.Pytester, name: str)
 def test_a_broken_promise_of_the_framework_is_noticed(pytester: pytest.Pytester, name: str) -> None:
     """Joint promises of backend and framework can be broken on the framework's side, too."""
     plugin = f"plain_files.{BREAKS[name].plugin}"
-    assert failures(pytester, SUITE.format(plugin=plugin) + PATCH.format(name=name), BREAKS[name].test)
+    text = SUITE.format(plugin=plugin) + PATCH.format(name=name)
+    assert any(failures(pytester, text, BREAKS[name].test) for _ in range(ATTEMPTS))
 
 
 def test_every_test_of_the_kit_was_seen_to_fail() -> None:
