@@ -299,6 +299,12 @@ def test_drafts_with_layers_of_their_own_are_served(method: str) -> None:
     assert engine_spec(config, beside) != engine_spec(config, plain)
 
 
+def test_a_group_that_vllm_marks_as_a_draft_s_is_served() -> None:
+    """VLLM 0.33 marks the group of all layers where those of an EAGLE head are among them."""
+    marked = kv_cache_config(FULL, is_eagle_group=True)
+    assert engine_spec(vllm_config(), marked) == engine_spec(vllm_config(), kv_cache_config(FULL))
+
+
 @pytest.mark.parametrize(
     ("spec", "group", "words"),
     [
@@ -306,7 +312,6 @@ def test_drafts_with_layers_of_their_own_are_served(method: str) -> None:
         (MambaSpec(16, mamba_cache_mode="align", num_speculative_blocks=3, **STATE), {}, ["speculative_config"]),
         (CrossAttentionSpec(16, **HEADS), {}, ["CrossAttentionSpec", "'cross_attention'", "0.a to 0.b"]),
         (RSWASpec(block_size=16, rswa_window=32, **HEADS), {}, ["RSWASpec"]),
-        (FULL, {"is_eagle_group": True}, ["speculative_config"]),
         (FULL, {"enable_kv_transfer": False}, ["no other request can use"]),
         (FULL, {"host_resident": True}, ["no other request can use"]),
         (FullAttentionSpec(block_size=16, non_causal=True, **HEADS), {}, ["tokens behind them"]),

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm.version import __version_tuple__ as vllm_version
 from vllm_process import EngineProcess, PlainTokens, StartEngine
-from vllm_setups import EngineSetup, Seam, cached_of, prompts, tokens_of
+from vllm_setups import BLOCK_TOKENS, EngineSetup, Seam, cached_of, prompts, tokens_of
 
 TARGETS = {"draft_model": "llama", "eagle": "terse", "eagle3": "terse", "mtp": "mimo"}
 """The model of each method."""
@@ -22,6 +23,15 @@ def method(request: pytest.FixtureRequest) -> str:
     """Each method whose draft has a KV cache that is stored."""
     name: str = request.param
     return name
+
+
+def found(tokens: int, seam: Seam, method: str) -> int:
+    """Of that many tokens in tiers, those that an engine asks for.
+
+    Since 0.33, vLLM's own scheduler drops the last block of a hit where a draft reads hidden states of the model.
+    """
+    drops = seam == "spec" and method != "draft_model" and vllm_version >= (0, 33)
+    return tokens - BLOCK_TOKENS * drops
 
 
 def setup_of(seam: Seam, method: str, disk: Path, *, drafts: bool = True, draft: str | None = None) -> EngineSetup:
@@ -50,28 +60,28 @@ def accepted(engine: EngineProcess, scenario: str, asked: list[list[int]]) -> tu
 
 
 def test_a_second_pass_finds_the_prompt_and_accepts_as_many_drafts(
-    engine: EngineProcess, method: str, plain_tokens: PlainTokens
+    engine: EngineProcess, seam: Seam, method: str, plain_tokens: PlainTokens
 ) -> None:
     """The model decides about every token. The draft proposes what it proposed before only if its own KV was loaded."""
     asked = prompts("speculation", 3)
     first, at_first = accepted(engine, "serve", asked)
     second, again = accepted(engine, "serve_again", asked)
     assert cached_of(first) == [0] * 3
-    assert cached_of(second) == [CACHED] * 3
+    assert cached_of(second) == [found(CACHED, seam, method)] * 3
     assert tokens_of(first) == tokens_of(second) == plain_tokens(TARGETS[method], asked, TOKENS)
     assert again == at_first > 0
 
 
 def test_blocks_of_an_answer_hold_no_rejected_draft(
-    engine: EngineProcess, method: str, plain_tokens: PlainTokens
+    engine: EngineProcess, seam: Seam, method: str, plain_tokens: PlainTokens
 ) -> None:
     """A chat goes on: what was stored while tokens were drafted and rejected is right for the next turn."""
     asked = prompts("chat", 2)
     answers = tokens_of(engine.call("vllm_scenarios:serve", prompts=asked, tokens=TOKENS))
     longer = [prompt + answer + [7] * 8 for prompt, answer in zip(asked, answers, strict=True)]
-    found = engine.call("vllm_scenarios:serve_again", prompts=longer, tokens=TOKENS)
-    assert cached_of(found) == [CACHED + 64] * 2
-    assert tokens_of(found) == plain_tokens(TARGETS[method], longer, TOKENS)
+    again = engine.call("vllm_scenarios:serve_again", prompts=longer, tokens=TOKENS)
+    assert cached_of(again) == [found(CACHED + 64, seam, method)] * 2
+    assert tokens_of(again) == plain_tokens(TARGETS[method], longer, TOKENS)
 
 
 @pytest.mark.long
@@ -87,7 +97,7 @@ def test_a_restart_finds_them_and_an_engine_without_the_draft_does_not(
         second, again = accepted(engine, "serve", asked)
     with start_engine(setup_of(seam, method, tmp_path, drafts=False)) as engine:
         without = engine.call("vllm_scenarios:serve", prompts=asked, tokens=TOKENS)
-    assert cached_of(second) == [CACHED] * 3
+    assert cached_of(second) == [found(CACHED, seam, method)] * 3
     assert cached_of(without) == [0] * 3
     assert tokens_of(second) == tokens_of(without) == expected
     assert again == at_first > 0

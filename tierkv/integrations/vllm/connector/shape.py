@@ -129,7 +129,9 @@ def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
         raise ConfigError(f"{what} has data that no other request can use: {cannot}")
     if getattr(spec, "non_causal", False) or getattr(spec, "prefix_replay_tokens", 0):
         raise ConfigError(f"{what}: its blocks depend on tokens behind them: {cannot}")
-    if group.is_eagle_group or getattr(spec, "extra_retained_tokens", 0):
+    # A group that vLLM marks as a draft's is served. vLLM drops the last block of its own hits there, because a draft's
+    # KV of a token knows the token behind it. The model checks each draft, so a full hit costs a proposal at most.
+    if getattr(spec, "extra_retained_tokens", 0):
         raise ConfigError(f"{what} is used for speculative decoding: remove speculative_config")
 
 
