@@ -50,6 +50,6 @@ def test_any_word_is_an_age_a_tenant_a_key_or_refused(data: bytes) -> None:
             found = parse(text)
         except ValueError as error:
             message = str(error)
-            assert repr(text) in message
+            assert repr(text)[:80] in message, "a file of anything is shortened in an error"
             continue
         assert found == parse(text)

@@ -130,7 +130,7 @@ def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
     if getattr(spec, "non_causal", False) or getattr(spec, "prefix_replay_tokens", 0):
         raise ConfigError(f"{what}: its blocks depend on tokens behind them: {cannot}")
     # A group that vLLM marks as a draft's is served. vLLM drops the last block of its own hits there, because a draft's
-    # KV of a token knows the token behind it. The model checks each draft, so a full hit costs a proposal at most.
+    # KV of a token knows the token behind it. The model checks each draft, so a full hit costs one draft at most.
     if getattr(spec, "extra_retained_tokens", 0):
         raise ConfigError(f"{what} is used for speculative decoding: remove speculative_config")
 
