@@ -110,6 +110,7 @@ def layers(monkeypatch: pytest.MonkeyPatch, parallel: SimpleNamespace) -> dict[s
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
         speculative_config=None,
+        kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector", kv_role="kv_both"),
         model_config=SimpleNamespace(model="model", revision=None, dtype="float32", quantization=None, hf_overrides={}),
         parallel_config=parallel,
         shutdown_timeout=30,
