@@ -47,7 +47,10 @@ READ: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.kv_cache_interface:KVCacheConfig": ("num_blocks", "kv_cache_tensors", "kv_cache_groups"),
     "vllm.v1.kv_cache_interface:KVCacheTensor": ("layers", "layer_stride", "block_stride", "offset"),
     "vllm.v1.kv_cache_interface:KVCacheGroupSpec": (
-        *("layer_names", "kv_cache_spec", "host_resident", "enable_kv_transfer", "is_eagle_group"),
+        "layer_names",
+        "kv_cache_spec",
+        "host_resident",
+        "enable_kv_transfer",
     ),
     "vllm.v1.kv_offload.config:OffloadingConfig": (
         *("groups", "worker_kv_bytes_per_block", "extra_config", "engine_id", "model", "cache", "parallel"),
