@@ -39,10 +39,10 @@ def test_one_thread_keeps_the_order() -> None:
 
 def test_threads_are_few_named_and_daemons(gate: Event) -> None:
     """The number of threads is bounded, and no thread keeps a process alive."""
-    pool = CopyPool(3)
+    pool = CopyPool(3, name="few-and-named")  # threads of pools of other tests may still end
     futures = [pool.submit(gate.wait) for _ in range(10)]
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("tierkv-copy")]
-    assert sorted(thread.name for thread in ours) == [f"tierkv-copy-{number}" for number in range(3)]
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("few-and-named")]
+    assert sorted(thread.name for thread in ours) == [f"few-and-named-{number}" for number in range(3)]
     assert all(thread.daemon for thread in ours)
     gate.set()
     assert [future.result(PATIENCE_S) for future in futures] == [True] * 10
@@ -107,14 +107,14 @@ def test_a_failed_job_keeps_nothing_alive() -> None:
 def test_it_runs_without_threads() -> None:
     """A simulation chooses the times at which copies run."""
     stepper = Stepper(ManualClock())
-    pool = CopyPool(spawn=stepper)
+    pool = CopyPool(name="no-thread", spawn=stepper)
     futures = [pool.submit(lambda: 1), pool.submit(lambda: 2)]
     assert [future.done() for future in futures] == [False, False]
     stepper.step_all()
     assert [future.done() for future in futures] == [True, False]
     stepper.step_all()
     assert futures[1].result(0) == 2
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tierkv-copy")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("no-thread")]
 
 
 @pytest.mark.parametrize(("threads", "jobs_max"), [(0, 1), (1, 0)])
