@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import sys
 import time
@@ -49,6 +50,15 @@ class Cost:
 
 
 Turn = Callable[[], Cost]
+
+
+def has_gpu() -> bool:
+    """Whether there is a CUDA device, and torch to use it."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch  # noqa: PLC0415 - an extra
+
+    return torch.cuda.is_available()
 
 
 def progress(text: str) -> None:

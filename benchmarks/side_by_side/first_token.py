@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import Settings, progress
+from benchmarks.measure import Settings, has_gpu, progress
 from benchmarks.rows import Row, Target
 from benchmarks.side_by_side.figures import cacheable_tokens, cached_tokens, first_token_ms
 from benchmarks.side_by_side.jobs import Life, ModelShape, Sizes, StackName
@@ -51,9 +51,7 @@ def run(settings: Settings) -> Iterator[Row]:
     if importlib.util.find_spec("vllm") is None:
         sys.stderr.write("first_token: vLLM is not installed here, so there is no peer to compare with\n")
         return
-    import torch  # noqa: PLC0415 - vLLM brings it
-
-    sizes = settings.pick(GPU_SIZES if torch.cuda.is_available() else SIZES, QUICK)
+    sizes = settings.pick(GPU_SIZES if has_gpu() else SIZES, QUICK)
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
         runner = Runner(Path(folder), sizes)
         runner.write_model()

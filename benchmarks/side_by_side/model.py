@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.measure import has_gpu
 from benchmarks.side_by_side.jobs import ModelShape
 
 _STD = 0.2
@@ -29,7 +30,7 @@ def write_model(folder: Path, shape: ModelShape, context_tokens: int) -> None:
         initializer_range=_STD,
         tie_word_embeddings=False,
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # billions of random numbers take a CPU minutes
+    with torch.device("cuda" if has_gpu() else "cpu"):  # billions of random numbers take a CPU minutes
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
 

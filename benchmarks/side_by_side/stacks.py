@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from benchmarks.measure import has_gpu
 from benchmarks.side_by_side.jobs import Job, Life, StackName
 
 _FRAME_BYTES = 4096
@@ -30,7 +29,7 @@ def _vllm(job: Job) -> dict[str, Any]:
     own = {"spec_name": "TieringOffloadingSpec"}
     on_cpu = {"spec_name": "CpuTieringSpec", "spec_module_path": "benchmarks.side_by_side.peer"}
     extra = {
-        **(own if torch.cuda.is_available() else on_cpu),
+        **(own if has_gpu() else on_cpu),
         "cpu_bytes_to_use": host_chunks(job) * job.sizes.model.chunk_bytes,
         "secondary_tiers": [{"type": "fs", "root_dir": job.directory}],
         "offload_prompt_only": job.prompt_only,

@@ -7,7 +7,6 @@ is a matrix product while the worker stores and loads, beside the same product a
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import threading
 import time
@@ -16,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
+from benchmarks.measure import Cost, Settings, has_gpu, medians, take_turns, timed, wall_ratios
 from benchmarks.rows import Row, Target
 from benchmarks.tiers.host_copies import GB, PAGE_BYTES, Layout
 from tierkv.dispatch.threads.copy_pool import CopyPool
@@ -49,12 +48,10 @@ asks would hold the interpreter most of the time."""
 
 def run(settings: Settings) -> Iterator[Row]:
     """Measure store and load, for each layout."""
-    if importlib.util.find_spec("torch") is None:
+    if not has_gpu():
         return
     import torch  # noqa: PLC0415 - an extra
 
-    if not torch.cuda.is_available():
-        return
     total = settings.pick(1 << 30, 32 << 20)
     for layout in LAYOUTS:
         bench = _Bench(layout, total // layout.chunk_bytes, torch.device("cuda"))
