@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import click
 
 from tierkv.abc import StoredNamespace
 from tierkv.cli.stores.missing_keys import report_missing, search_stores
-from tierkv.cli.stores.output import Report, counted, progress
+from tierkv.cli.stores.output import Report, counted, fields_of, progress
 from tierkv.cli.stores.target import (
     PlaceChoice,
     Target,
@@ -107,12 +106,7 @@ def copy(  # noqa: PLR0913 - click passes each option
                 break
     done = "would be copied" if dry_run else "copied"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}, {sums.present:,} were there"
-    report.end(ctx, sentence, source=source, target=target, dry_run=dry_run, **_fields(sums))
-
-
-def _fields(sums: Copied) -> dict[str, Any]:
-    """Return the sums of a copy as fields of the JSON object. Its findings are the list of a report there."""
-    return {name: value for name, value in asdict(sums).items() if name not in ("named", "findings")}
+    report.end(ctx, sentence, source=source, target=target, dry_run=dry_run, **fields_of(sums))
 
 
 def _target_place(target: str, tier: str | None, backend: str | None) -> Place:
@@ -254,7 +248,7 @@ def warm(  # noqa: PLR0913 - click passes each option
     done = "would be copied" if dry_run else "copied"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done} to {goal.name}, {sums.present:,} were there"
     sentence += f"; {goal.name} is full" if sums.is_full else ""
-    report.end(ctx, sentence + missing, stack=stack, to=goal.name, dry_run=dry_run, **_fields(sums), **fields)
+    report.end(ctx, sentence + missing, stack=stack, to=goal.name, dry_run=dry_run, **fields_of(sums), **fields)
 
 
 def _up(stack: str, found: Target, from_tier: str | None, to_tier: str | None) -> tuple[Place, list[Place]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -19,6 +19,9 @@ from tierkv.cli.output import BAD, console, print_json, visible
 from tierkv.stores.findings import Finding
 from tierkv.stores.findings import Progress as Advance
 from tierkv.types.sizes import round_size
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FINDINGS_MAX = 1000
 """Findings in the JSON object; more are counted."""
@@ -54,6 +57,11 @@ class Report:
         else:
             click.echo(sentence)
         ctx.exit(1 if self.findings else 0)
+
+
+def fields_of(sums: DataclassInstance) -> dict[str, Any]:
+    """Return the sums of a command as fields of the JSON object, which has no use for their sets of keys."""
+    return {name: value for name, value in asdict(sums).items() if not isinstance(value, set)}
 
 
 @contextmanager

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 import click
 
 from tierkv.abc import StoredNamespace
 from tierkv.cli.stores.missing_keys import report_missing
-from tierkv.cli.stores.output import Report, counted, counted_namespaces, name_of, progress
+from tierkv.cli.stores.output import Report, counted, counted_namespaces, fields_of, name_of, progress
 from tierkv.cli.stores.target import (
     AGE,
     KEY,
@@ -108,12 +106,7 @@ def rm(  # noqa: PLR0913 - click passes each option
     done = "would be removed" if dry_run else "removed"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}"
     sentence += f", and the files of {counted_namespaces(sums.namespaces)}" if sums.namespaces else ""
-    report.end(ctx, sentence + missing, place=place, dry_run=dry_run, **_fields(sums), **fields)
-
-
-def _fields(sums: Removed) -> dict[str, Any]:
-    """Return the sums of a removal as fields of the JSON object."""
-    return {name: value for name, value in asdict(sums).items() if name != "named"}
+    report.end(ctx, sentence + missing, place=place, dry_run=dry_run, **fields_of(sums), **fields)
 
 
 def _remove(  # noqa: PLR0913 - what to remove, and how
@@ -212,7 +205,7 @@ def gc(  # noqa: PLR0913 - click passes each option
             sentence += (
                 ", the rest stays between chunks, for new ones: `tierkv copy` to a new place makes files without it"
             )
-    report.end(ctx, sentence, place=place, dry_run=dry_run, given_up_bytes=given_up, **_fields(sums))
+    report.end(ctx, sentence, place=place, dry_run=dry_run, given_up_bytes=given_up, **fields_of(sums))
 
 
 def _size(ctx: click.Context, text: str) -> int:

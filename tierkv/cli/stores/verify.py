@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
-from tierkv.cli.stores.output import Report, counted, progress
+from tierkv.cli.stores.output import Report, counted, fields_of, progress
 from tierkv.cli.stores.target import PlaceChoice, chunk_filter, find_target, not_opened, place_options, tenant_option
 from tierkv.errors import TierKVError
 from tierkv.stores.store import Store
@@ -59,4 +57,4 @@ def verify(  # noqa: PLR0913 - click passes each option
     sentence = (
         f"{counted(sums.chunks, sums.frame_bytes)} whole, {report.findings} with a finding, {sums.removed} removed"
     )
-    report.end(ctx, sentence, place=place, **asdict(sums))
+    report.end(ctx, sentence, place=place, **fields_of(sums))
