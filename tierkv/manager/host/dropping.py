@@ -15,7 +15,7 @@ from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 
-SLOTS_PER_KEY = 4
+SLOTS_PER_KEY = 3
 """Slots that are freed in one batch for the cost of one key operation."""
 
 

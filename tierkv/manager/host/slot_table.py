@@ -28,7 +28,7 @@ _make_ref = partial(tuple.__new__, SlotRef)
 GENERATIONS = 1 << 32
 """Number of generations; the last one is followed by 0."""
 
-OLD_KEYS, OLD_SHARDS = 8, 4
+OLD_KEYS, OLD_SHARDS = 4, 4
 """Keys of each shard, and empty shards, that one call of :meth:`SlotTable.free_old_keys` frees."""
 
 
@@ -350,9 +350,13 @@ class SlotTable:
             IllegalTransitionError: the table has no row for the state of one of them.
         """
         states, pages = self.states, self.keys.pages
-        by_code: dict[int, list[int]] = {}
-        for slot in slots:
-            by_code.setdefault(states[slot], []).append(slot)
+        codes = bytes([states[slot] for slot in slots])
+        by_code: dict[int, Sequence[int]] = {}
+        if codes.count(codes[:1]) == len(codes):  # usual
+            by_code = {codes[0]: slots} if codes else {}
+        else:
+            for code in dict.fromkeys(codes):
+                by_code[code] = [slot for slot, found in zip(slots, codes, strict=True) if found == code]
         for code, alike in by_code.items():
             first = self.keys[alike[0]]
             after = CHUNK_STATES.next(STATES[code], event, first, partial(self.log.describe, first))
