@@ -10,7 +10,14 @@ import pytest
 from tierkv.policies.adaptive.classes import CLASSES, classes_for, is_private
 from tierkv.policies.adaptive.residents import NO_HANDLE, Residents
 from tierkv.policies.adaptive.runs import RunLog
-from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, CURVE_USES_MAX, ValueModel
+from tierkv.policies.adaptive.value_model import (
+    _LENGTHS,
+    AGES,
+    CLASS_USES_MAX,
+    CURVE_USES_MAX,
+    ValueModel,
+    _values_by_age,
+)
 from tierkv.types.hints import NO_HINTS
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -33,8 +40,22 @@ def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None
     randomness, values = random.Random(seed), ValueModel()
     values.chances = [randomness.choice([0.0001, 0.01, 0.2, 0.9]) * randomness.random() for _ in AGES]
     values.factors[3] = 1.0
-    table = values._value_by_age(3)
+    table = _values_by_age(values.chances, values.factors[3])
     assert table == pytest.approx([best_ratio(values.chances, interval) for interval in range(len(AGES))])
+
+
+def test_models_learn_apart() -> None:
+    """Each tenant has a model: what one learns must not change another, nor one that is opened later."""
+    first, second = ValueModel(), ValueModel()
+    before = ([*second.chances], [*second.factors], [[*row] for row in second.table])
+    for now_s in range(2_000):
+        first.at_risk(1, 10, 1000)
+        first.reused(1, AGES[10], 900)
+        first.learn(float(now_s))
+    for model in (second, ValueModel()):
+        assert (model.chances, model.factors, model.table) == before
+    assert first.table != second.table
+    assert first.chances != second.chances
 
 
 def test_factors_follow_what_comes_back() -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tierkv.abc import EvictionPolicy
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.quotas import LOOKS_MAX, OTHERS, TRIMMED_MAX, Quotas, TenantPolicy
+from tierkv.policies.quotas import EXPECTED_MIN, LOOKS_MAX, OTHERS, TRIMMED_MAX, Quotas, TenantPolicy
 from tierkv.types.keys import NO_TENANT, Key, Tenant, make_key, make_scope, tenant_of, tenant_of_salt
 from tierkv.types.observation import RequestObservation, RequestPhase
 
@@ -342,3 +342,39 @@ def test_requests_without_a_salt_are_a_tenant_too() -> None:
     policy = policy_of(100, each=2)
     add(policy, [0, 1, 2, 3], None)
     assert policy.trim(UNHELD) == [0, 1]
+
+
+def test_a_thousand_tenants_take_no_more_memory_than_some() -> None:
+    """A policy has columns for the chunks that it is opened for: if each were for the whole tier, memory would end."""
+    opened: list[int] = []
+
+    def make(chunks_max: int) -> EvictionPolicy:
+        opened.append(chunks_max)
+        return LruPolicy(chunks_max)
+
+    chunks, tenants = 1_000_000, 1_000
+    policy = TenantPolicy(make, Quotas(chunks), 1)
+    for number in range(tenants):
+        add(policy, [number], f"tenant {number}")
+    assert len(opened) == tenants + 1
+    assert sum(opened) < 10 * chunks
+    assert min(opened) >= EXPECTED_MIN
+
+
+def test_a_policy_is_opened_for_its_quota_at_most() -> None:
+    """A small quota needs a small policy, and a tenant that outgrows what was expected of it keeps all its chunks."""
+    opened: list[int] = []
+
+    def make(chunks_max: int) -> EvictionPolicy:
+        opened.append(chunks_max)
+        return LruPolicy(chunks_max)
+
+    policy = TenantPolicy(make, Quotas(100_000, None, {A: 7}), 1)
+    add(policy, [0], "a")
+    assert opened == [100_000, 7]
+    add(policy, [1], "b")
+    many = [*range(2, 60_000)]
+    add(policy, many, "b")
+    assert opened[2] == 100_000 // 3
+    assert policy.usage() == {A: 1, B: 1 + len(many)}
+    assert set(policy.evict(len(many), UNHELD)) <= {1, *many}

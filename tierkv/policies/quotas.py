@@ -22,6 +22,11 @@ OTHERS = Tenant(b"others")
 TRIMMED_MAX = 256
 """Largest number of chunks that one call of :meth:`TenantPolicy.trim` evicts: part of a step's work."""
 
+EXPECTED_MIN = 1024
+"""A policy is opened for that many chunks or more, unless the quota has no room for them. The first tenant is expected
+to fill the tier, the second one half of it, and so on: policies for the whole tier each would take its memory many
+times. One that gets more chunks grows."""
+
 _PART_MAX = 64
 """Largest number of victims taken from one tenant before use is compared again."""
 
@@ -146,7 +151,9 @@ class TenantPolicy:
         part = self._parts.get(tenant)
         if part is None:
             quota = self._quotas.of(tenant)
-            part = self._parts[tenant] = _Part(self._make(max(1, quota // self._chunk_bytes_max)), quota)
+            expected = max(EXPECTED_MIN, self._quotas.capacity_bytes // (1 + len(self._parts)) // self._chunk_bytes_max)
+            policy = self._make(max(1, min(expected, quota // self._chunk_bytes_max)))
+            part = self._parts[tenant] = _Part(policy, quota)
             self._some_empty = True
         return part
 

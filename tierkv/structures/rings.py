@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 from tierkv.structures.columns import column, grown, longer
@@ -48,8 +49,7 @@ class Rings:
                 links[length:] = memoryview(ends).cast("i")
         else:
             self.next, self.previous = column("i", length + rings), column("i", length + rings)
-            for ring in range(rings):
-                self.next[~ring] = self.previous[~ring] = ~ring
+            self.next[length:] = self.previous[length:] = array("i", range(-rings, 0))  # ~ring at ~ring
         self.length = length
 
     def make_room(self, handles: Sequence[int]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cache
 
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
@@ -59,6 +61,44 @@ def _prior_chance(begin_s: float, length_s: float) -> float:
     return 1 - math.exp(-per_s * length_s)
 
 
+def _prior_factor(number: int) -> float:
+    """Prior of the factor of a class."""
+    hinted = hinted_probability(number)
+    if hinted is not None:  # the factor at which this share of chunks is reused at any time
+        return math.log(1 - hinted) / sum(math.log(1 - chance) for chance in _PRIOR_CHANCES)
+    if number >= ABANDONED:
+        return _ABANDONED_PRIOR
+    kind = number // len(NEW_FROM)
+    return _SEEN_PRIORS[kind if kind < len(SEEN_FROM) else 0]
+
+
+def _values_by_age(chances: Sequence[float], factor: float) -> list[float]:
+    """Values of a class, computed from the oldest interval to the youngest: keep as long as the ratio improves."""
+    values = [0.0] * len(AGES)
+    later: list[tuple[float, float, float]] = []  # per stretch of keeping: reuses, seconds, chance of no reuse
+    for interval in range(len(AGES) - 1, -1, -1):
+        through = max(1 - _CHANCE_MAX, (1 - chances[interval]) ** factor)
+        uses, seconds = 1 - through, _LENGTHS[interval] * (1 + through) / 2
+        while later and later[-1][0] * seconds > uses * later[-1][1]:
+            more_uses, more_seconds, further = later.pop()
+            uses += through * more_uses
+            seconds += through * more_seconds
+            through *= further
+        later.append((uses, seconds, through))
+        values[interval] = uses / seconds
+    return values
+
+
+_PRIOR_CHANCES = [_prior_chance(*interval) for interval in zip(AGES, _LENGTHS, strict=True)]
+
+
+@cache
+def _priors() -> tuple[list[float], list[list[float]]]:
+    """Factor and values of each class before there is evidence. Every tenant has a model, and this takes 3 ms."""
+    factors = [_prior_factor(number) for number in range(CLASSES)]
+    return factors, [_values_by_age(_PRIOR_CHANCES, factor) for factor in factors]
+
+
 class ValueModel:
     """Chance of reuse per age interval (one curve), one factor per class, and the values that follow from both.
 
@@ -70,8 +110,9 @@ class ValueModel:
     """
 
     def __init__(self) -> None:
-        self.chances = [_prior_chance(*interval) for interval in zip(AGES, _LENGTHS, strict=True)]
-        self.factors = [self._prior_factor(number) for number in range(CLASSES)]
+        factors, table = _priors()
+        self.chances = [*_PRIOR_CHANCES]
+        self.factors = [*factors]
         self._curve_uses = [CURVE_PRIOR_USES * chance for chance in self.chances]
         self._curve_risk = [CURVE_PRIOR_USES] * len(AGES)
         self._uses = [CLASS_PRIOR_USES * factor for factor in self.factors]
@@ -79,18 +120,8 @@ class ValueModel:
         self._known = [0.0] * CLASSES  # evidence at the last update of a class
         self._turn = 0
         self._halved_s = 0.0
-        self.table = [self._value_by_age(number) for number in range(CLASSES)]
+        self.table = [*table]
         """Value by class and age interval, in reuses per second of keeping a chunk; of the last, at its lower bound."""
-
-    def _prior_factor(self, number: int) -> float:
-        """Prior of the factor of a class."""
-        hinted = hinted_probability(number)
-        if hinted is not None:  # the factor at which this share of chunks is reused at any time
-            return math.log(1 - hinted) / sum(math.log(1 - chance) for chance in self.chances)
-        if number >= ABANDONED:
-            return _ABANDONED_PRIOR
-        kind = number // len(NEW_FROM)
-        return _SEEN_PRIORS[kind if kind < len(SEEN_FROM) else 0]
 
     def value(self, number: int, age_s: float) -> float:
         """Value of a chunk of a class at an age, in reuses per second of keeping it."""
@@ -120,7 +151,7 @@ class ValueModel:
             self.factors[number] = self._uses[number] / self._risk[number]
             if self._uses[number] > CLASS_USES_MAX:
                 self._halve(number)
-            self.table[number] = self._value_by_age(number)
+            self.table[number] = _values_by_age(self.chances, self.factors[number])
             return
         self._turn = 0
         chances = (uses / risk for uses, risk in zip(self._curve_uses, self._curve_risk, strict=True))
@@ -147,20 +178,3 @@ class ValueModel:
     def _halve(self, number: int) -> None:
         self._uses[number] /= 2
         self._risk[number] = max(1.0, self._risk[number] / 2)  # never 0, whatever was reused unexpectedly
-
-    def _value_by_age(self, number: int) -> list[float]:
-        """Values of a class, computed from the oldest interval to the youngest: keep as long as the ratio improves."""
-        factor = self.factors[number]
-        values = [0.0] * len(AGES)
-        later: list[tuple[float, float, float]] = []  # per stretch of keeping: reuses, seconds, chance of no reuse
-        for interval in range(len(AGES) - 1, -1, -1):
-            through = max(1 - _CHANCE_MAX, (1 - self.chances[interval]) ** factor)
-            uses, seconds = 1 - through, _LENGTHS[interval] * (1 + through) / 2
-            while later and later[-1][0] * seconds > uses * later[-1][1]:
-                more_uses, more_seconds, further = later.pop()
-                uses += through * more_uses
-                seconds += through * more_seconds
-                through *= further
-            later.append((uses, seconds, through))
-            values[interval] = uses / seconds
-        return values
