@@ -61,6 +61,6 @@ def test_a_page_that_needs_something_is_found(page: Path, tmp_path: Path) -> Non
 
 def test_a_page_is_no_wider_than_a_phone(page: Path, tmp_path: Path) -> None:
     """Wide tables scroll by themselves; the page does not, and no label of a plot is cut off."""
-    seen = look_at(page, tmp_path, width=500)
+    seen = look_at(page, tmp_path, width=390)
     assert seen.facts["page_width"] <= seen.facts["window_width"]
     assert not seen.facts["texts_outside"]

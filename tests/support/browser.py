@@ -24,10 +24,8 @@ const texts = [...document.querySelectorAll("svg.tk")].flatMap(svg => {
       box.bottom > frame.bottom + 1;
   }).map(text => text.textContent);
 });
-const seen = document.createElement("pre");
-seen.id = "seen";
 const svg = document.querySelector("svg.tk rect");
-seen.textContent = JSON.stringify({
+parent.postMessage(JSON.stringify({
   background: getComputedStyle(document.body).backgroundColor,
   plot: svg ? getComputedStyle(svg).fill : null,
   ink: getComputedStyle(document.body).color,
@@ -37,10 +35,19 @@ seen.textContent = JSON.stringify({
   plots: document.querySelectorAll("svg.tk").length,
   plot_widths: [...document.querySelectorAll("svg.tk")].map(svg => Math.round(svg.getBoundingClientRect().width)),
   requests: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
-});
-document.body.append(seen);
+}), "*");
 });
 </script>"""
+
+# No window of Chromium is narrower than 500 pixels, whatever it is asked for. A frame in it may be, like a phone.
+_FRAME = """<!doctype html><body style="margin:0"><script>
+window.addEventListener("message", message => {
+const seen = document.createElement("pre");
+seen.id = "seen";
+seen.textContent = message.data;
+document.body.append(seen);
+});
+</script><iframe src="%s" style="border:0;width:%dpx;height:2000px"></iframe></body>"""
 
 
 @dataclass(frozen=True)
@@ -54,18 +61,22 @@ class Seen:
 
 
 def look_at(page: Path, folder: Path, *, is_dark: bool = False, width: int = 1000) -> Seen:
-    """Open a page and look at it. A script is added to a copy of it; the page itself has none."""
+    """Open a page, `width` pixels wide, and look at it. A script is added to a copy of it; the page itself has none."""
     copy = folder / f"look-{is_dark}-{width}.html"
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{_LOOK}</body>"), encoding="utf-8")
+    frame = folder / f"frame-{is_dark}-{width}.html"
+    frame.write_text(_FRAME % (copy.name, width), encoding="utf-8")
     assert CHROMIUM is not None
     command = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
         "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}",
-        f"--window-size={width},2000", f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
-        "--enable-logging=stderr", "--virtual-time-budget=1000", "--dump-dom", f"file://{copy}",
+        f"--window-size={max(width, 500)},2000", f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
+        "--enable-logging=stderr", "--virtual-time-budget=1000", "--dump-dom", f"file://{frame}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     (seen,) = re.findall(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Seen(json.loads(html.unescape(seen)), console)
+    facts = json.loads(html.unescape(seen))
+    assert facts["window_width"] == width, "the page was laid out for another width"
+    return Seen(facts, console)
