@@ -19,7 +19,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every kind of section, and with long names."""
     long = "a name of a stack that is quite long, as paths are"
     series = [Series(f"{long} {i}", [(2.0**n, (n + 1.0) * (i + 1)) for n in range(20)]) for i in range(7)]
-    bars = BarChart("Bars", "GiB per second", [long, "b"], [("one", [1e6, 2]), ("two", [3, 4])], reference=2)
+    ends = ("Bars", "GiB per second", [long, "b"], [("one", [1e6, 2]), ("two", [3, 4])])
+    bars = BarChart(*ends, x_format="{:g} seconds".format, reference=2)
     stacked = BarChart("Parts", "%", ["a", "b"], [(long, [10, 20]), ("two", [30, 80])], stacked=True, x_high=100)
     sections = [
         Paragraph("The answer.", is_lead=True),

@@ -77,15 +77,16 @@ def horizontal_grid(axis: Axis, form: Format, left: float, right: float) -> str:
 
 
 def vertical_grid(axis: Axis, form: Format, top: float, bottom: float) -> str:
-    """Lines and labels of a horizontal axis. Labels that would touch the one before are left out."""
+    """Lines and labels of a horizontal axis, all within the plot. One that would touch the one before is left out."""
     parts, free_from = [], float("-inf")
     for tick in axis.ticks:
         x, label = axis.at(tick), form(tick)
         parts.append(line(x, top, x, bottom, "grid"))
         half = text_width(label) * 0.47
-        if x - half >= free_from:
-            parts.append(text(min(x, WIDTH - half - 2), bottom + 17, label, "dim small", "middle"))
-            free_from = x + half + 8
+        middle = max(half + 2, min(x, WIDTH - half - 2))
+        if middle - half >= free_from:
+            parts.append(text(middle, bottom + 17, label, "dim small", "middle"))
+            free_from = middle + half + 8
     return "".join(parts)
 
 
