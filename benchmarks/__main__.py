@@ -45,7 +45,7 @@ BENCHMARKS = {
     "object_store": "the object tier on S3 beside a plain HTTP client",
     "valkey_server": "the Valkey tier beside plain sockets, and beside client libraries alone",
     "overload": "more prompts than an engine can run, all in a tier: chunks loaded, and the time until all are served",
-    "long_prompt": "worst call over the life of a prompt of 8,192 cold chunks, with up to 50 tiers and with windows",
+    "long_prompt": "worst call for a prompt of 8,192 cold chunks, with up to 50 tiers and with windows",
     "waiting": "asking for up to 10,000 waiting requests in every step: per request, and the worst call",
     "vllm_load": "vLLM under a burst, with prompts of 32,768 tokens, over a small host tier, where vLLM is installed",
     "burst": "160 prompts at once after a restart: tokens that are not computed; also in vLLM, where it is installed",

@@ -175,9 +175,9 @@ def _row(what: str, rounds: Sequence[Life], chunks: int) -> Row:
         extra={f"worst {name}, ms": took for name, took in sorted(worst.items(), key=lambda item: -item[1])}
         | {
             "worst step, all calls together, ms": steps,
-            "all calls of its life, ms": statistics.median(sum(life.costs.steps_s) for life in rounds) * 1e3,
+            "all of its calls, ms": statistics.median(sum(life.costs.steps_s) for life in rounds) * 1e3,
             "steps until the answer": life.steps_to_answer,
-            "steps of its life": life.steps,
+            "steps until its end": life.steps,
             "tokens offered, %": 100 * life.tokens / (BLOCK_TOKENS * chunks),
         },
     )
