@@ -94,4 +94,5 @@ class PolicyPlugin:
     summary: str
     """One line for ``tierkv plugins``."""
     open: Callable[[int | None], EvictionPolicy]
-    """Opens a policy. Takes the number of chunks that the tier can hold, or None where it has no bound."""
+    """Opens a policy. Takes the number of chunks that the tier can hold, or None where it has no bound. With quotas,
+    each tenant has a policy of its own: the number is what the tenant is expected to store, and it may store more."""
