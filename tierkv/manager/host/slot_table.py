@@ -351,13 +351,10 @@ class SlotTable:
         """
         states, pages = self.states, self.keys.pages
         codes = bytes([states[slot] for slot in slots])
-        by_code: dict[int, Sequence[int]] = {}
-        if codes.count(codes[:1]) == len(codes):  # usual
-            by_code = {codes[0]: slots} if codes else {}
-        else:
-            for code in dict.fromkeys(codes):
-                by_code[code] = [slot for slot, found in zip(slots, codes, strict=True) if found == code]
-        for code, alike in by_code.items():
+        for code in dict.fromkeys(codes):  # usually one
+            alike = slots
+            if codes.count(code) < len(codes):
+                alike = [slot for slot, found in zip(slots, codes, strict=True) if found == code]
             first = self.keys[alike[0]]
             after = CHUNK_STATES.next(STATES[code], event, first, partial(self.log.describe, first))
             code_after = CODES[after]
