@@ -326,6 +326,18 @@ def test_a_long_batch_in_the_transition_log_is_kept_whole() -> None:
     assert host.slots.transitions_of(batch[0]) == "stored -> ready"
 
 
+def test_a_batch_of_several_states_is_logged_once_each() -> None:
+    """One drop of a readable chunk and of one that is being stored: each has its own transitions in the log."""
+    host = HostTier(2, LruPolicy(2))
+    ready = host.admit([named("ready")], ChunkState.STORING)
+    host.filled(ready, ChunkEvent.STORED)
+    storing = host.admit([named("storing")], ChunkState.STORING)
+    host.drop([*ready, *storing])
+    log = host.slots.transitions_of
+    assert log(named("ready")) == "created -> storing; stored -> ready; dropped -> doomed; released -> gone"
+    assert log(named("storing")) == "created -> storing; dropped -> doomed"
+
+
 def test_a_reset_is_paid_in_steps() -> None:
     """After a reset nothing stale is readable. A bounded number of slots is freed per step, and more when a store needs
     them. Their eviction is not reported: the tier was reported as cleared."""
