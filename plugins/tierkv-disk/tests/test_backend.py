@@ -263,7 +263,7 @@ import resource, sys
 from pathlib import Path
 import tierkv_disk
 from tierkv.abc import BackendContext
-from tierkv.errors import OutOfSpaceError
+from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
 from disk_support import PAGE, frames, make_namespace
@@ -273,14 +273,14 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (PAGE - 1, PAGE - 1))
 with Session(tierkv_disk.PLUGIN, context, options) as disk:
     for _ in range(3):
         (result,) = disk.write(frames(0))
-        assert isinstance(result, OutOfSpaceError), result
-        assert "File too large" in str(result), result
+        assert isinstance(result, BackendError) and not isinstance(result, OutOfSpaceError), result
+        assert "File too large" in str(result) and "ulimit -f" in str(result), result
     assert disk.scan() == {} and disk.get(make_key(0)) is None
 """
 
 
 def test_a_disk_that_cannot_hold_a_segment(place: Path, directory: Path) -> None:
-    """The device (here the process's limit on file size) refuses a page: OutOfSpaceError, and no partial file."""
+    """The device (here the limit of file sizes) refuses a page: an error that no eviction mends, no partial file."""
     path = [str(Path(__file__).parent), *sys.path]
     program = f"import sys; sys.path[:0] = {path!r}\n{FULL_DISK}"
     done = subprocess.run([sys.executable, "-I", "-c", program, place], capture_output=True, text=True, check=False)

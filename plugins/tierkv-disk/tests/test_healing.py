@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +17,13 @@ from typing import NoReturn
 import pytest
 from disk_support import PAGE, OpenDisk, frames, read_log
 
+import tierkv_disk
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.engines.hand_engine import Prompt
+from tierkv.testing.engines.small_stack import COOLDOWN_S, TESTED, SmallStack
 from tierkv.testing.frames import make_key
+from tierkv_disk import DiskOptions
 
 WAIT_S = 30.0
 CALLS = ("pwrite", "fdatasync")
@@ -189,3 +194,35 @@ def test_a_failure_beside_the_lock_keeps_no_lock(
             disk.put(frames(0))
     with open_disk() as again:
         assert again.scan().keys() == {make_key(0)}
+
+
+def test_a_limit_of_file_sizes_costs_no_stored_chunk(place: Path) -> None:
+    """A process that lowers its limit for a while: no eviction makes room, so none is tried, and health says it.
+
+    Taken for a full disk, the limit once emptied the tier, while health said that it can be written.
+    """
+
+    def options(path: Path) -> DiskOptions:
+        return DiskOptions(str(path), min_free_bytes=0, segment_bytes=1 << 20)
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    tier = {"breaker_failures": 2}
+    with SmallStack(tierkv_disk.PLUGIN, options, place, capacity_bytes=8 << 20, tier=tier) as stack:
+        stored = [Prompt(number, 4) for number in range(4)]
+        stack.store_all(*stored)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * PAGE, before[1]))
+        try:
+            for number in range(10, 20):
+                stack.store(Prompt(number, 4))
+                stack.settle()
+            stack.until_usable()
+            assert not stack.stack.tiers.health()[TESTED].writable
+            assert [stack.load_cold(prompt) for prompt in stored] == [4] * 4
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        for number in range(20, 26):
+            stack.pass_time(10 * COOLDOWN_S)
+            stack.store(Prompt(number, 4))
+            stack.settle()
+        assert stack.stack.tiers.health()[TESTED].writable
+        assert [stack.load_cold(prompt) for prompt in [*stored, Prompt(25, 4)]] == [4] * 5

@@ -18,6 +18,8 @@ def as_tier_error(error: OSError, what: str, *, tier: str, key: bytes | None = N
     if isinstance(error, TierKVError):
         return type(error)(f"{what}: {error}", tier=tier, key=key)
     message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    if error.errno == errno.EFBIG:  # no eviction helps: the limit refuses the pages of the other frames, too
+        return BackendError(f"{message}: raise this process's limit of file sizes (ulimit -f)", tier=tier, key=key)
     if error.errno in NO_SPACE:
         return OutOfSpaceError(message, tier=tier, key=key)
     return BackendError(message, tier=tier, key=key)
