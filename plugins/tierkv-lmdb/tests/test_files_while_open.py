@@ -14,7 +14,7 @@ import pytest
 from lmdb_support import FRAME, directory, get, key, open_at, put, run_child, write_until_stored
 
 from tierkv.errors import BackendUnavailableError
-from tierkv_lmdb.directory import read_losses
+from tierkv_lmdb.directory import MARKER, read_losses
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "data removed": lambda where: (where / "data.mdb").unlink(),
@@ -135,8 +135,66 @@ def test_directory_that_was_replaced_is_left_alone(tmp_path: Path, caplog: pytes
     directory(tmp_path).mkdir()
     with caplog.at_level(logging.WARNING, "tierkv_lmdb"):
         for _ in range(3):
-            with pytest.raises(BackendUnavailableError, match=r"removed or replaced .*: close the stack and open it"):
+            with pytest.raises(BackendUnavailableError, match=r"moved or replaced .*: put it back, or close the stack"):
                 put(backend, {key(1): FRAME})
-    assert caplog.text.count("removed or replaced") == 1
+    assert caplog.text.count("moved or replaced") == 1
     assert list(directory(tmp_path).iterdir()) == []
+    backend.close()
+
+
+@pytest.mark.parametrize("what", ["namespace", "path"])
+def test_a_directory_that_returns_has_its_chunks(tmp_path: Path, what: str) -> None:
+    """A mount that is away for a while, or a wrong rename: the files were once taken for damaged, and removed."""
+    place = tmp_path / "tier"
+    backend = open_at(place)
+    put(backend, {key(1): FRAME})
+    moved = directory(place) if what == "namespace" else place
+    moved.rename(tmp_path / "elsewhere")
+    for _ in range(3):
+        with pytest.raises(BackendUnavailableError, match="moved or replaced"):
+            put(backend, {key(2): FRAME})
+    (tmp_path / "elsewhere").rename(moved)
+    write_until_stored(backend, 2)
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+    assert read_losses(directory(place))[0] == 0
+
+
+@pytest.mark.parametrize("what", ["path", "made again", "contents", "namespace", "files"])
+def test_a_directory_that_was_removed_is_begun_again(tmp_path: Path, what: str) -> None:
+    """An operator who frees the room of a tier must not end its service until the engine is started again."""
+    place = tmp_path / "tier"
+    backend = open_at(place)
+    put(backend, {key(1): FRAME})
+    if what == "files":
+        for path in [path for path in place.rglob("*") if path.is_file()]:
+            path.unlink()
+    elif what == "contents":
+        shutil.rmtree(directory(place))
+        (place / MARKER).unlink()
+    else:
+        shutil.rmtree(directory(place) if what == "namespace" else place)
+        if what == "made again":
+            place.mkdir()
+    write_until_stored(backend, 2)
+    assert get(backend, key(1), key(2)) == [None, FRAME]
+    with pytest.raises(BackendUnavailableError, match="in use by this process"):
+        open_at(place)
+    backend.close()
+    again = open_at(place)
+    assert get(again, key(1), key(2)) == [None, FRAME]
+    again.close()
+
+
+def test_a_removed_directory_that_another_program_has_made_is_left_alone(tmp_path: Path) -> None:
+    """Files of others that are at the path now are neither written nor removed."""
+    place = tmp_path / "tier"
+    backend = open_at(place)
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / "thesis.txt").write_text("the only copy")
+    for _ in range(3):
+        with pytest.raises(BackendUnavailableError, match=r"not a directory of tierkv-lmdb|opened afresh"):
+            put(backend, {key(1): FRAME})
+    assert [path.name for path in place.iterdir()] == ["thesis.txt"]
     backend.close()

@@ -106,6 +106,12 @@ class OwnerLock:
         except OSError:
             return False
 
+    def take_again(self, path: Path) -> None:
+        """Lock the file at ``path`` in place of one that was removed. Raises as :meth:`take`; then nothing changes."""
+        taken = OwnerLock.take(path, is_use=self.is_use)
+        os.close(self.fd)
+        self.fd = taken.fd
+
     def release(self) -> None:
         """Unlock the file."""
         if self.is_use:
@@ -204,11 +210,16 @@ def foreign_content(root: Path) -> str | None:
 
 
 def _lost_its_marker(root: Path, names: Sequence[str]) -> bool:
-    """Whether names in a directory without a marker are all namespaces, and a manifest shows whose."""
+    """Whether names in a directory without a marker are all namespaces, and a manifest shows whose, or all are empty.
+
+    A tool that removes old files leaves empty directories.
+    """
+    if not all(map(_NAMESPACE.fullmatch, names)):
+        return False
     manifests = [_read_json(root / name / MANIFEST) for name in names]
-    return all(map(_NAMESPACE.fullmatch, names)) and any(
+    return any(
         isinstance(manifest, dict) and manifest.get("format") == FORMAT["format"] for manifest in manifests
-    )
+    ) or all((root / name).is_dir() and not any((root / name).iterdir()) for name in names)
 
 
 def claim_namespace(directory: Path, namespace: Namespace) -> None:

@@ -30,6 +30,8 @@ class FileWatch:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._identity = _identity(directory)
         self._data, self._lock = str(directory / DATA_FILE), str(directory / LOCK_FILE)
         data, lock = os.stat(self._data), os.stat(self._lock)  # noqa: PTH116  runs before each transaction
         self._data_file, self._lock_file = (data.st_dev, data.st_ino), (lock.st_dev, lock.st_ino)
@@ -47,7 +49,7 @@ class FileWatch:
             data, lock = os.stat(self._data), os.stat(self._lock)  # noqa: PTH116  runs before each transaction
             lock_header = os.pread(self._lock_fd, _LOCK_HEADER_BYTES, 0)
         except (FileNotFoundError, NotADirectoryError) as error:
-            return Trouble(f"a file cannot be found ({error})", is_damage=True)
+            return self._absence(error)
         except OSError as error:  # it may pass, and costs no chunk: the next opening checks the file
             return Trouble(f"a file cannot be looked at ({error})", is_damage=False)
         if (data.st_dev, data.st_ino) != self._data_file or (lock.st_dev, lock.st_ino) != self._lock_file:
@@ -64,9 +66,24 @@ class FileWatch:
         self._data_bytes = data.st_size
         return None
 
+    def _absence(self, error: OSError) -> Trouble:
+        """Trouble of a file that is not there: it was removed, or went with its directory, which may return."""
+        if _identity(self._directory) != self._identity:
+            return Trouble("its directory is not in its place", is_damage=False)
+        return Trouble(f"a file cannot be found ({error})", is_damage=True)
+
     def close(self) -> None:
         """Close the descriptor of the lock file. The environment is closed."""
         os.close(self._lock_fd)
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Device and inode of a directory; None: there is none."""
+    try:
+        status = directory.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _fill_up(name: str, needed: int) -> None:

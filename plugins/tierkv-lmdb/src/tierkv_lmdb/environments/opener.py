@@ -10,6 +10,7 @@ import lmdb
 
 from tierkv.abc import BackendContext
 from tierkv.abc.logs import plugin_logger
+from tierkv.abc.places import make_private_directory
 from tierkv.errors import BackendError, BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb.directory import (
@@ -17,6 +18,8 @@ from tierkv_lmdb.directory import (
     UNSYNCED,
     OwnerLock,
     boot_id,
+    claim_namespace,
+    claim_root,
     record_loss,
     set_foreign_data_aside,
     sync_directory,
@@ -57,9 +60,7 @@ class EnvironmentOpener:
             OSError: the directory cannot be used.
         """
         if not self.lock.is_at(self.directory / LOCK):
-            raise BackendUnavailableError(
-                f"{self.directory} was removed or replaced under this process: close the stack and open it again"
-            )
+            self._take_again()
         set_foreign_data_aside(self.directory)
         if trouble is not None and trouble.is_damage:
             record_loss(self.directory, trouble.reason)
@@ -74,6 +75,23 @@ class EnvironmentOpener:
             reason = found.reason
         record_loss(self.directory, reason)
         return self._open(release)
+
+    def _take_again(self) -> None:
+        """Create and lock the directory again, if it was removed with all of its files. A moved one may return.
+
+        Raises:
+            BackendError: the lock file still exists elsewhere, another process has the directory, or it is foreign.
+            OSError: the directory cannot be created.
+        """
+        if os.fstat(self.lock.fd).st_nlink:
+            raise BackendUnavailableError(
+                f"{self.directory} was moved or replaced under this process: put it back, or close the stack and open "
+                "it again"
+            )
+        claim_root(self.options.root)
+        make_private_directory(self.directory)
+        self.lock.take_again(self.directory / LOCK)
+        claim_namespace(self.directory, self.context.namespace)
 
     def sizes(self) -> Sizes:
         """Division of the capacity, with the map no smaller than the data.
