@@ -227,6 +227,28 @@ def test_a_large_store_is_taken_in_within_the_budget_of_each_step() -> None:
     assert not core.scheduler.has_transfers
 
 
+def test_the_end_of_a_store_costs_as_much_as_a_chunk() -> None:
+    """A stall of the copies ends with many small stores, each of a request of its own that is forgotten with it."""
+    core = make_core(slots=256)
+    core.manager.budget.keys_max = 40
+    jobs = []
+    for number in range(60):
+        request = core.arrive(range(4 * number, 4 * number + 4), f"r{number}")
+        jobs += core.schedule(request, computed=0, scheduled=4, ids=[[number + 1]]).stores
+        core.scheduler.request_finished(request, [])
+    core.begin()
+    core.report(*[job.job_id for job in jobs])
+    left, ended = len(core.scheduler._jobs), []
+    while core.scheduler.has_transfers:
+        core.begin()
+        left, before = len(core.scheduler._jobs), left
+        ended.append(before - left)
+        assert len(core.scheduler._records) == left
+    assert len(jobs) == 60
+    assert max(ended) <= 40 // 3
+    assert not core.scheduler.has_transfers
+
+
 def test_an_ended_load_is_not_put_off() -> None:
     """The engine may schedule its request in the next step."""
     core = make_core()

@@ -21,6 +21,9 @@ from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob, WorkerOutput
 
 _NO_KEYS: frozenset[Key] = frozenset()
 
+END_KEYS = 1
+"""Key operations that the end of a store costs beside its chunks: job, fences and request are forgotten."""
+
 
 @dataclass(slots=True)
 class EndedStore:
@@ -133,6 +136,8 @@ class CompletionHandler:
                 break
             self._stored.popleft()
             ended.append(status)
+            if not whole:
+                self._share.take(END_KEYS)
         if good:
             self._manager.complete_store(good)
         for status in ended:
