@@ -250,14 +250,7 @@ def drafting(method: str, *, keeps_kv: bool, parallel: bool = False, draft: str 
             {"cache__enable_prefix_caching": False, "scheduler__enable_chunked_prefill": False},
             ["enable_prefix_caching = False", "enable_chunked_prefill = False", "to True"],
         ),
-        (
-            {
-                "cache__enable_prefix_caching": False,
-                "scheduler__enable_chunked_prefill": False,
-                "model__is_encoder_decoder": True,
-            },
-            ["enable_prefix_caching = False", "an encoder beside its decoder", "removing kv_transfer_config"],
-        ),
+        ({"model__is_encoder_decoder": True}, ["an encoder beside its decoder", "removing kv_transfer_config"]),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, KVCacheSpec, MambaSpec, RSWASpec
 from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
@@ -354,6 +354,23 @@ def test_states_that_cannot_be_served_are_refused(
     """By the worker, who alone can see them; vLLM does not start then."""
     layers["a"] = Layer(state)
     with pytest.raises(ConfigError, match=says):
+        Sides(stack)
+
+
+@pytest.mark.parametrize(
+    ("attention", "says"),
+    [
+        (RSWASpec(TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32, rswa_window=8), "RSWASpec"),
+        (CrossAttentionSpec(TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32), "'cross_attention'"),
+        (replace(ATTENTION, non_causal=True), "tokens behind them"),
+    ],
+)
+def test_a_layer_of_a_kind_that_cannot_be_served_is_refused(
+    stack: dict[str, Any], layers: dict[str, Layer], attention: KVCacheSpec, says: str
+) -> None:
+    """Also one that vLLM's scheduler would take for full attention, because it is derived from it."""
+    layers["b"] = Layer(attention)
+    with pytest.raises(ConfigError, match=f"layer b.*{says}.*removing kv_transfer_config"):
         Sides(stack)
 
 

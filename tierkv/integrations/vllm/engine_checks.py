@@ -27,10 +27,11 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
 
     Raises:
-        ConfigError: both are off, or the answer is pooled from all tokens of a prompt. The message names the settings
-            and the fix.
+        ConfigError: both are off, the answer is pooled from all tokens of a prompt, or the model has an encoder. The
+            message names the settings and the fix.
     """
     _check_pooling(vllm_config.model_config)
+    _check_decoder(vllm_config.model_config)
     caches = bool(vllm_config.cache_config.enable_prefix_caching)
     splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
     if caches or splits:
@@ -41,15 +42,22 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
             "this model has multi-head latent attention, for which vLLM switches both off on a CPU without AMX: serve "
             f"it there without tierkv, or use a GPU or a CPU with AMX; where vLLM lets you, {fix}"
         )
-    elif getattr(vllm_config.model_config, "is_encoder_decoder", False):
-        fix = (
-            "this model has an encoder beside its decoder, for which vLLM switches both off: serve it without tierkv, "
-            "by removing kv_transfer_config"
-        )
     raise ConfigError(
         "enable_prefix_caching = False and enable_chunked_prefill = False: this engine computes each prompt in one "
         f"pass, and nothing shows that it can start behind tokens that tierkv has loaded; {fix}"
     )
+
+
+def _check_decoder(model: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that the KV of a token depends on the tokens in front of it alone, and on no other input.
+
+    With an encoder, it also depends on what the encoder read: a recording, for which there are no hashes.
+    """
+    if getattr(model, "is_encoder_decoder", False):
+        raise ConfigError(
+            "this model has an encoder beside its decoder (is_encoder_decoder = True), so its KV depends on more than "
+            "tokens, and vLLM keeps no prefixes of it; serve it without tierkv, by removing kv_transfer_config"
+        )
 
 
 def check_role(transfer: Any) -> None:  # noqa: ANN401 - vLLM's, which has no types here

@@ -1,10 +1,9 @@
-"""Checks and descriptions of layers that keep a state in place of keys and values, such as Mamba.
+"""Checks of layers, and descriptions of those that keep a state in place of keys and values, such as Mamba.
 
-Other such layers are gated delta nets and short convolutions. Where vLLM caches prefixes (``mamba_cache_mode`` "
-    ""align"),
-it keeps some of the states at the ends of blocks. The table of such a group names a block for each kept state, and the
-null block for all others. A prompt step ends where a state is kept, or its kernel keeps the state behind the last whole
-block. Decoding passes every block end.
+Other such layers are gated delta nets and short convolutions. Where vLLM caches prefixes (``mamba_cache_mode`` is
+"align"), it keeps some of the states at the ends of blocks. The table of such a group names a block for each kept
+state, and the null block for all others. A prompt step ends where a state is kept, or its kernel keeps the state behind
+the last whole block. Decoding passes every block end.
 
 So after the tokens of block ``k`` are computed, the block at position ``k`` has the state behind them. Nothing writes
 to it until it is reused, and vLLM resumes other requests from it. tierkv stores and loads exactly these blocks.
@@ -29,11 +28,49 @@ from vllm.v1.kv_cache_interface import (
 
 from tierkv.errors import ConfigError
 
+SERVED_KINDS = (
+    KVCacheSpecKind.FULL_ATTENTION,
+    KVCacheSpecKind.MLA_ATTENTION,
+    KVCacheSpecKind.SLIDING_WINDOW,
+    KVCacheSpecKind.SLIDING_WINDOW_MLA,
+    KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION,
+    KVCacheSpecKind.MAMBA,
+)
+"""Kinds of layers whose blocks are stored and loaded."""
+
 
 def spec_of(group: Any) -> Any:  # noqa: ANN401 - vLLM's, which has no types here
     """Spec of a group; the first one where each layer has its own, as in vLLM's scheduler."""
     spec = group.kv_cache_spec
     return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def check_group(what: str, group: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that another request can use the blocks of a group, and that they depend on no tokens behind them.
+
+    Args:
+        what: name of the group or of the layer, for the message.
+        group: vLLM's ``KVCacheGroupSpec``.
+
+    Raises:
+        ConfigError: the group is not supported. The message names it and the fix.
+    """
+    spec, kind = spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
+    what = f"{what} ({type(spec).__name__})"
+    cannot = "tierkv does not support this model yet; serve it without tierkv, by removing kv_transfer_config"
+    if type(spec).__name__ == "RSWASpec":
+        raise ConfigError(f"{what} drops tokens of an answer from its KV cache as the answer grows: {cannot}")
+    if kind not in SERVED_KINDS:
+        served = ", ".join(each.value for each in SERVED_KINDS)
+        raise ConfigError(f"{what} is of the kind {kind.value!r}; supported kinds are {served}: {cannot}")
+    if group.host_resident or not group.enable_kv_transfer or not spec.prefix_cacheable:
+        raise ConfigError(f"{what} has data that no other request can use: {cannot}")
+    if getattr(spec, "non_causal", False) or getattr(spec, "prefix_replay_tokens", 0):
+        raise ConfigError(f"{what}: its blocks depend on tokens behind them: {cannot}")
+    # A group that vLLM marks as a draft's is served. vLLM drops the last block of its own hits there, because a draft's
+    # KV of a token knows the token behind it. The model checks each draft, so a full hit costs one draft at most.
+    if getattr(spec, "extra_retained_tokens", 0):
+        raise ConfigError(f"{what} is used for speculative decoding: remove speculative_config")
 
 
 def keeps_state(group: Any) -> bool:  # noqa: ANN401 - (the same)
@@ -116,10 +153,11 @@ def describe_states(groups: Iterable[Any]) -> list[Any]:
 def layer_states(groups: Iterable[Any]) -> list[str]:
     """Describe the states of each group of vLLM's ``OffloadingConfig`` as text; empty for groups without states.
 
-    To be called in a worker while vLLM sets it up, because it needs the layers.
+    To be called in a worker while vLLM sets it up, because it needs the layers. vLLM's ``OffloadingConnector`` takes
+    layers of any kind for full attention that are derived from it.
 
     Raises:
-        ConfigError: the states are not supported (:func:`check_state`).
+        ConfigError: a layer is not supported (:func:`check_group`), or its states are not (:func:`check_state`).
     """
     vllm_config = get_current_vllm_config()
     layers = vllm_config.compilation_config.static_forward_context
@@ -128,6 +166,8 @@ def layer_states(groups: Iterable[Any]) -> list[str]:
 
 def _states_of(vllm_config: Any, layers: Mapping[str, Any]) -> str:  # noqa: ANN401 - (the same)
     groups = [KVCacheGroupSpec([name], layer.get_kv_cache_spec(vllm_config)) for name, layer in layers.items()]
+    for group in groups:
+        check_group(f"layer {group.layer_names[0]}", group)
     kept = [group for group in groups if keeps_state(group)]
     for group in kept:
         check_state(group.kv_cache_spec, f"layer {group.layer_names[0]} keeps a state")

@@ -25,7 +25,7 @@ from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.engine_checks import check_cache, check_context, check_nodes, check_speculation
 from tierkv.integrations.vllm.identity import digest_of, revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
-from tierkv.integrations.vllm.states import check_states, describe_states, spec_of
+from tierkv.integrations.vllm.states import check_group, check_states, describe_states, spec_of
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     check_context(vllm_config)
     check_speculation(vllm_config)
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
-        _check_group(index, group)
+        check_group(f"KV cache group {index}, layers {_names(group.layer_names)}", group)
     hash_block_tokens = _hash_block_tokens(vllm_config, kv_cache_config)
     check_states(kv_cache_config.kv_cache_groups, hash_block_tokens)
     model, cache = vllm_config.model_config, vllm_config.cache_config
@@ -116,23 +116,6 @@ def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
                 "to 1 and use tensor_parallel_size"
             )
     check_nodes(vllm_config)
-
-
-def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
-    spec, kind = spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
-    what = f"KV cache group {index} ({type(spec).__name__}, layers {_names(group.layer_names)})"
-    cannot = "tierkv does not support this model in this engine yet"
-    if kind not in _KINDS or type(spec).__name__ == "RSWASpec":
-        served = ", ".join(kind.value for kind in _KINDS)
-        raise ConfigError(f"{what} is of the kind {kind.value!r}; supported kinds are {served}: {cannot}")
-    if group.host_resident or not group.enable_kv_transfer or not spec.prefix_cacheable:
-        raise ConfigError(f"{what} has data that no other request can use: {cannot}")
-    if getattr(spec, "non_causal", False) or getattr(spec, "prefix_replay_tokens", 0):
-        raise ConfigError(f"{what}: its blocks depend on tokens behind them: {cannot}")
-    # A group that vLLM marks as a draft's is served. vLLM drops the last block of its own hits there, because a draft's
-    # KV of a token knows the token behind it. The model checks each draft, so a full hit costs one draft at most.
-    if getattr(spec, "extra_retained_tokens", 0):
-        raise ConfigError(f"{what} is used for speculative decoding: remove speculative_config")
 
 
 def _names(layers: list[str]) -> str:
