@@ -11,7 +11,7 @@ from vllm_setups import EngineSetup, Seam, cached_of, prompts, tokens_of
 pytestmark = pytest.mark.long
 
 STACK = {"host": {"capacity": "64MiB"}, "lookup": {"recompute": "off"}}
-# vLLM chooses the blocks of a model with states itself: 128 tokens here.
+# vLLM chooses the blocks of a model with states itself: 128 tokens here, or 16 where no attention is beside them.
 HYBRID: dict[str, Any] = {
     "block_size": None, "num_gpu_blocks_override": 60, "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048,
 }  # fmt: skip
@@ -20,6 +20,8 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], list[int]]] = {
     "qwen3": ({}, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
     "gemma2": (ROOMY, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
     "gemma3n": (ROOMY, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
+    "llama4": (ROOMY, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
+    "mamba2": (HYBRID, (900, 1200, 1500, 700), [896, 1184, 1488, 688]),
     "falcon": (HYBRID, (900, 1200, 1500, 700), [896, 1152, 1408, 640]),
 }
 """Arguments of vLLM, lengths of prompts, and how many of their tokens are found."""

@@ -5,7 +5,9 @@
 ``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
 ``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
 ``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``, and ``mimo`` for itself (MTP).
-``phi`` computes otherwise where its context may be long. ``french`` and ``german`` are adapters of ``llama``.
+``llama4`` has attention inside chunks of the context beside full attention, ``mamba2`` states and no attention at all,
+and ``idefics`` sees pictures. ``phi`` computes otherwise where its context may be long.
+``french`` and ``german`` are adapters of ``llama``.
 Their weights are so wide that a wrong byte in the KV cache changes the greedy tokens.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,10 +34,16 @@ from transformers import (
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -44,6 +53,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 VOCABULARY = 1000
 WEIGHT_STD = 0.2
@@ -51,6 +62,10 @@ SEED = 5
 DRAFT_NOISE_STD = 0.005
 ADAPTER_RANK = 8
 FEW_WORDS = slice(100, 108)
+PICTURE_PIXELS = 112
+PICTURE_TOKENS = 64
+PICTURE_WORDS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<image>")
+"""Last words of the vocabulary, for the model that sees pictures."""
 
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -141,10 +156,30 @@ def granite() -> PreTrainedModel:
             mamba_expand=1, mamba_n_heads=4, mamba_d_state=16, mamba_chunk_size=32, **COMMON,
         )
     )  # fmt: skip
+    return slow_to_forget(model)
+
+
+def slow_to_forget(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with heads of Mamba 2 that forget slowly."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.data.uniform_(0.01, 0.1).log_()
     return model
+
+
+def mamba2() -> PreTrainedModel:
+    """Three layers of Mamba 2, with no attention beside them."""
+    sizes = {name: COMMON[name] for name in ("vocab_size", "hidden_size", "initializer_range", "tie_word_embeddings")}
+    tokens = {name: COMMON[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    heads = {"num_heads": 8, "head_dim": 32, "state_size": 16, "expand": 2, "n_groups": 1, "chunk_size": 32}
+    return slow_to_forget(Mamba2ForCausalLM(Mamba2Config(num_hidden_layers=3, **sizes, **tokens, **heads)))
+
+
+def llama4() -> PreTrainedModel:
+    """Four layers: in three of them, a token sees those of its own 96 tokens of the context, in the last one all."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
+    sizes = {"intermediate_size_mlp": 256, "attention_chunk_size": 96, "no_rope_layer_interval": 4}
+    return Llama4ForCausalLM(Llama4TextConfig(num_hidden_layers=4, **experts, **sizes, **COMMON))
 
 
 def lfm() -> PreTrainedModel:
@@ -250,6 +285,33 @@ def phi() -> PreTrainedModel:
     return Phi3ForCausalLM(config)
 
 
+def idefics() -> PreTrainedModel:
+    """Two layers of full attention, and two that look at a picture; their weights are as wide."""
+    vision = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": PICTURE_PIXELS, "patch_size": 14,
+    }  # fmt: skip
+    text = LlamaConfig(num_hidden_layers=2, **COMMON)
+    model = Idefics3ForConditionalGeneration(
+        Idefics3Config(
+            vision_config=vision, text_config=text, image_token_id=VOCABULARY - 1, scale_factor=1,
+            tie_word_embeddings=False, pad_token_id=0,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ("vision" in name or "connector" in name) and parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def save_processor(place: Path) -> None:
+    """Write what makes tokens of a picture: it needs neither torchvision nor a network."""
+    size = {"longest_edge": PICTURE_PIXELS}
+    images = Idefics3ImageProcessorPil(do_image_splitting=False, size=size, max_image_size=size)
+    Idefics3Processor(images, tokenizer(PICTURE_WORDS), image_seq_len=PICTURE_TOKENS).save_pretrained(place)
+
+
 def save_adapter(place: Path, seed: int) -> None:
     """Write a LoRA adapter for the attention of ``llama``, wide enough to change every answer."""
     torch.manual_seed(seed)
@@ -269,17 +331,20 @@ def save_adapter(place: Path, seed: int) -> None:
     (place / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word; the words are w0 to w999."""
-    words = {f"w{number}": number for number in range(VOCABULARY)}
+def tokenizer(last: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per word; the words are w0 to w999, or ``last`` in the place of the last ones."""
+    words = {f"w{number}": number for number in range(VOCABULARY - len(last))}
+    words |= {word: len(words) + number for number, word in enumerate(last)}
     plain = Tokenizer(models.WordLevel(words, unk_token="w2"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.add_special_tokens(list(last))
     return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="w0", eos_token="w1", unk_token="w2")
 
 
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
-    for make in (llama, drafter, terse, gemma, gemma2, gemma3n, granite, lfm, deepseek, qwen3, falcon, mimo, phi):
+    plain = (llama, drafter, terse, gemma, gemma2, gemma3n, granite, lfm, deepseek, qwen3, falcon, mimo, phi)
+    for make in (*plain, mamba2, llama4, idefics):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)
@@ -287,6 +352,7 @@ def save_models(folder: Path) -> None:
     torch.manual_seed(SEED)
     save_eagle(folder, terse())
     save_mimo(folder / "mimo")
+    save_processor(folder / "idefics")
     save_adapter(folder / "french", 1)
     save_adapter(folder / "german", 2)
 

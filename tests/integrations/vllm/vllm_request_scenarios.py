@@ -1,9 +1,11 @@
-"""Scenarios of requests that say more than tokens: an adapter, or input that arrives in parts."""
+"""Scenarios of requests that say more than tokens: an adapter, pictures, or input that arrives in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from PIL import Image
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm_scenarios import settle
@@ -11,6 +13,7 @@ from vllm_served import Json, ServedEngine
 
 Prompt = Sequence[int]
 STEPS_MAX = 100
+PICTURE_PIXELS = 112
 
 
 def serve_with(served: ServedEngine, prompt: Prompt, adapters: Sequence[str]) -> list[Json]:
@@ -37,6 +40,39 @@ def serve_with_again(served: ServedEngine, prompt: Prompt, adapters: Sequence[st
     """The same with an empty device."""
     served.forget()
     return serve_with(served, prompt, adapters)
+
+
+def serve_pictures(served: ServedEngine, asked: Sequence[Json]) -> list[Json]:
+    """Serve prompts with pictures, one by one: of each its ``tokens``, and how many of its prompt's were ``cached``.
+
+    Each asks with a ``prompt``, with the vocabulary's last token in the place of a picture, and ``pictures``, a number
+    for each. It may also have ``names`` of the pictures, by which a client tells them apart, and a ``salt``.
+    """
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    answers = []
+    for one in asked:
+        entry: Json = {
+            "prompt_token_ids": one["prompt"],
+            "multi_modal_data": {"image": [picture(number) for number in one["pictures"]]},
+        }
+        if "names" in one:
+            entry["multi_modal_uuids"] = {"image": one["names"]}
+        if "salt" in one:
+            entry["cache_salt"] = one["salt"]
+        served.engine.add_request("asked", entry, params)
+        answer: Json = {}
+        while served.engine.has_unfinished_requests():
+            for output in served.engine.step():
+                answer = {"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
+        settle(served)
+        answers.append(answer)
+    return answers
+
+
+def picture(number: int) -> Image.Image:
+    """A picture that no other number gives."""
+    pixels = np.random.default_rng(number).integers(0, 256, (PICTURE_PIXELS, PICTURE_PIXELS, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 def stream(served: ServedEngine, parts: Sequence[Prompt], tokens: int) -> list[int]:
