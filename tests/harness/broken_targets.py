@@ -79,7 +79,7 @@ def give_up(broken: BrokenBackend, backend: Any, requests: Sequence[WriteRequest
 def write_by_map(broken: BrokenBackend, backend: Any, requests: Sequence[WriteRequest]) -> list[WriteResult]:
     """Change a byte of a segment through a map, which no call shows."""
     results = list(backend.write(requests))
-    path = min(backend._directory.glob("segment-*"))
+    path = min(backend.current.directory.glob("segment-*"))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
         content[-1] ^= 1
     return results

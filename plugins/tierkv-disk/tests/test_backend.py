@@ -74,7 +74,7 @@ def test_an_overwritten_frame_is_read_whole(open_disk: OpenDisk, monkeypatch: py
     with ThreadPoolExecutor(2) as pool:
         reading = [pool.submit(disk.get, make_key(0)) for _ in range(2)]
         assert held.entered.wait(WAIT_S)
-        while disk.backend._table._pins._readers != {address_at(0, 0): 2}:  # type: ignore[union-attr]
+        while disk.backend.current._table._pins._readers != {address_at(0, 0): 2}:  # type: ignore[union-attr]
             pass
         disk.put(frames(0, version=2))
         assert isinstance(disk.write(frames(1))[0], OutOfSpaceError)
@@ -166,7 +166,7 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
     assert isinstance(second, BackendError)
     assert "Input/output error" in str(second)
     assert second.key == make_key(1)
-    assert not disk.backend._table.frames_pinned  # type: ignore[union-attr]
+    assert not disk.backend.current._table.frames_pinned  # type: ignore[union-attr]
 
 
 def test_adjacent_frames_are_moved_in_one_call(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:

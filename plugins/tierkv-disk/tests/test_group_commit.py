@@ -38,7 +38,7 @@ class HeldSync:
 
 def wait_for_callers(disk: object, count: int) -> None:
     """Wait until ``count`` calls have queued their records."""
-    while len(disk.backend._commits._pending) < count:  # type: ignore[attr-defined]
+    while len(disk.backend.current._commits._pending) < count:  # type: ignore[attr-defined]
         pass
 
 

@@ -111,7 +111,7 @@ def test_pauses_between_attempts_grow(
     disk = open_disk()
     disk.put(frames(0))
     now_s, attempts = [0.0], []
-    commits = disk.backend._commits  # type: ignore[union-attr]
+    commits = disk.backend.current._commits  # type: ignore[union-attr]
     commits._rewriter._clock = lambda: now_s[0]
 
     def refuse() -> NoReturn:
@@ -145,7 +145,7 @@ def test_a_failed_sync_of_frames_concerns_all_that_it_covered(
     """The kernel reports lost bytes to one caller only; the other caller's sync succeeds, and must not be believed."""
     disk = open_disk()
     disk.put(frames(0))
-    segments = disk.backend._segments  # type: ignore[union-attr]
+    segments = disk.backend.current._segments  # type: ignore[union-attr]
     original, written, go_on = segments.write_frame, threading.Event(), threading.Event()
 
     def pause_after_writing(runs: object, frame: memoryview) -> None:
@@ -178,7 +178,7 @@ def test_a_read_only_file_system_condemns_no_page(open_disk: OpenDisk, monkeypat
             fail_on(patch, "pwrite", number, "segment-")
             (failed,) = disk.write(frames(1))
         assert isinstance(failed, OutOfSpaceError) == (number == errno.ENOSPC)
-    assert not len(disk.backend._quarantine)  # type: ignore[union-attr]
+    assert not len(disk.backend.current._quarantine)  # type: ignore[union-attr]
     disk.put(frames(1, 2, 3))
 
 

@@ -19,6 +19,7 @@ from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk import DiskOptions
 from tierkv_disk.log.index_log import IndexLog
+from tierkv_disk.open_namespace import OpenNamespace
 
 CONTEXT = BackendContext("disk", make_namespace(), 2 * PAGE, 12 * 2 * PAGE + PAGE)
 OPERATIONS = 30
@@ -131,15 +132,15 @@ def test_each_frame_of_a_batch_by_itself(cutter: Cutter, tmp_path: Path, monkeyp
         shutil.rmtree(tmp_path / "image")
         cutter._judging = False
 
-    original = tierkv_disk.DiskBackend._write
+    original = OpenNamespace._write
 
-    def counted(self: tierkv_disk.DiskBackend, requests: list[object]) -> object:
+    def counted(self: OpenNamespace, requests: list[object]) -> object:
         before.append(len(requests))
         look()
         return original(self, requests)  # type: ignore[arg-type]
 
     with Session(tierkv_disk.PLUGIN, CONTEXT, options(place, "always")) as session:
-        monkeypatch.setattr(tierkv_disk.DiskBackend, "_write", counted)
+        monkeypatch.setattr(OpenNamespace, "_write", counted)
         session.put({key: make_frame(key, 1, PAGE) for key in keys})
     assert before == [1, 1, 1, 1]
     assert cutter.images == 4

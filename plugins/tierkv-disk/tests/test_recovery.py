@@ -125,7 +125,7 @@ def test_a_log_of_dead_records_is_rewritten_at_open(open_disk: OpenDisk, directo
     """The log would otherwise grow with every restart of a busy server."""
     with open_disk(durability="none") as disk:
         disk.put(frames(1, 2, 3))
-        disk.backend._compact_after = 10**9  # type: ignore[union-attr]  # not while it is open
+        disk.backend.current._compact_after = 10**9  # type: ignore[union-attr]  # not while it is open
         for version in range(COMPACT_RECORDS_MIN):
             disk.put(frames(1, version=version))
         assert len(read_log(directory / "index.log")) > COMPACT_RECORDS_MIN

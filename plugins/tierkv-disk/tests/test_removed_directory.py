@@ -118,6 +118,58 @@ def test_removed_segment_files_are_reported(
         assert again.scan() == {}
 
 
+@pytest.mark.parametrize("what", ["path", "made again", "contents", "namespace", "files"])
+def test_a_directory_that_was_removed_is_begun_again(
+    open_disk: OpenDisk,
+    place: Path,
+    directory: Path,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An operator who frees the room of a tier must not end its writes until the engine is started again.
+
+    The place can be opened again as well: the tier once left a lock file there, which looked like another program's.
+    """
+    monkeypatch.setattr(watch, "CHECK_S", 0.0)
+    disk = open_disk(capacity_bytes=8 << 20)
+    disk.put(frames(0))
+    if what == "files":
+        for path in [path for path in place.rglob("*") if path.is_file()]:
+            path.unlink()
+    elif what == "contents":
+        shutil.rmtree(directory)
+        for path in place.iterdir():
+            path.unlink()
+    else:
+        shutil.rmtree(directory if what == "namespace" else place)
+        if what == "made again":
+            place.mkdir(0o700)
+    with caplog.at_level(logging.WARNING, "tierkv_disk"):
+        until(lambda: disk.write(frames(1)) == [None], "the tier does not store again")
+    assert caplog.text.count("was begun again, empty") == 1
+    assert disk.read([make_key(0), make_key(1)]) == [None, frames(1)[make_key(1)]]
+    with pytest.raises(BackendUnavailableError, match="in use by this process"):
+        open_disk()
+    disk.close()
+    with open_disk(capacity_bytes=8 << 20) as again:
+        assert again.scan().keys() == {make_key(1)}
+
+
+def test_no_file_is_left_in_a_directory_that_was_removed(
+    open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tier that grows before it notices the removal once left its lock in the new, empty directory."""
+    monkeypatch.setattr(watch, "CHECK_S", 3600.0)
+    disk = open_disk(capacity_bytes=8 << 20, frame_bytes_max=1 << 20)
+    disk.put(frames(0, size=1 << 20))
+    shutil.rmtree(place)
+    place.mkdir(0o700)
+    (result,) = disk.write(frames(1, size=1 << 20))
+    assert isinstance(result, BackendUnavailableError)
+    assert list(place.iterdir()) == []
+
+
 def test_another_directory_in_its_place_is_left_alone(open_disk: OpenDisk, place: Path, directory: Path) -> None:
     """Files that a user restored, or another process made there, are neither written nor removed."""
     disk = open_disk()

@@ -33,7 +33,7 @@ def test_compaction_keeps_ranks(
     with open_disk() as disk:
         assert isinstance(disk.backend, DiskBackend)
         if reopened:
-            disk.backend._compact_after = 10**9
+            disk.backend.current._compact_after = 10**9
         for version in range(10):
             for key, rank in expected.items():
                 put(disk, key, rank, version=version)

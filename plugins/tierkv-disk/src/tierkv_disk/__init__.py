@@ -18,9 +18,9 @@ Invariants. A record in the log describes a frame that is durable. A page belong
 while a frame is read or written.
 
 Modules: ``options``, ``opening``, ``checking``, ``at_rest``, ``failures``, ``backend``, ``reader`` as in every plugin;
-``extents`` (addresses), ``namespace`` (a locked directory), ``gate`` (calls in flight). Wings: ``directory``,
-``segments``, ``space``, ``log``, ``recovery``. Importing this module registers nothing; tierkv finds it through its
-entry point and calls the hook.
+``extents`` (addresses), ``namespace`` (a locked directory), ``open_namespace`` (its verbs), ``gate`` (calls in flight).
+Wings: ``directory``, ``segments``, ``space``, ``log``, ``recovery``. Importing this module registers nothing; tierkv
+finds it through its entry point and calls the hook.
 """
 
 from __future__ import annotations

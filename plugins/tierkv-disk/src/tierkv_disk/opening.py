@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from tierkv.abc import BackendContext
@@ -17,6 +18,7 @@ from tierkv_disk.directory.shared import SharedDirectory, SharedLimits, namespac
 from tierkv_disk.failures import as_tier_error
 from tierkv_disk.log.index_log import LogIdentity, has_log_of
 from tierkv_disk.namespace import LockedNamespace
+from tierkv_disk.open_namespace import OpenNamespace
 from tierkv_disk.options import DiskOptions
 from tierkv_disk.recovery.frame_search import FrameSearch
 from tierkv_disk.recovery.recovery import NamespaceFiles
@@ -36,10 +38,14 @@ def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:
         BackendError: the directory cannot be used, belongs to another program, or is in use. The message names the
             cause and the remedy.
     """
+    return DiskBackend(partial(_open_namespace, context, options))
+
+
+def _open_namespace(context: BackendContext, options: DiskOptions) -> OpenNamespace:
     try:
         locked = lock_namespace(context, options)
         try:
-            return DiskBackend(locked)
+            return OpenNamespace(locked)
         except BaseException:
             locked.release()
             raise

@@ -96,8 +96,22 @@ def check_directory(path: Path) -> None:
 
 
 def _lost_its_marker(path: Path, names: Sequence[str]) -> bool:
-    """Whether names in a directory without a marker are all this program's, and a manifest shows it."""
-    return all(map(_OURS.fullmatch, names)) and any(_is_manifest(path / name / NAMESPACE_NAME) for name in names)
+    """Whether names in a directory without a marker are all this program's, and a manifest shows it, or none has data.
+
+    A tool that removes old files leaves empty directories; and a process that had it open may create its lock again.
+    """
+    if not all(map(_OURS.fullmatch, names)):
+        return False
+    return any(_is_manifest(path / name / NAMESPACE_NAME) for name in names) or all(
+        _is_empty(path / name) for name in names
+    )
+
+
+def _is_empty(path: Path) -> bool:
+    status = path.lstat()
+    if stat.S_ISDIR(status.st_mode):
+        return not any(path.iterdir())
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _is_manifest(path: Path) -> bool:

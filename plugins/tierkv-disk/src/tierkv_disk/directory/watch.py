@@ -39,6 +39,7 @@ class DirectoryWatch:
         removed_files: Callable[[], int] = lambda: 0,
     ) -> None:
         self._path = lock_file
+        self._lock_fd = lock_fd
         self._identity = _identity(os.fstat(lock_fd))
         self._directory_identity = _identity(lock_file.parent.stat())
         self._is_directory_lost = False
@@ -51,9 +52,9 @@ class DirectoryWatch:
         self._refusal = ""  # why the lock file could not be looked at, where it may still be there
         self._looking = threading.Lock()
 
-    def look(self) -> bool:
-        """Look if it is due, and log a change. Returns whether the directory is in its place."""
-        if self._clock() >= self._again_s and self._looking.acquire(blocking=False):
+    def look(self, *, at_once: bool = False) -> bool:
+        """Look if it is due or wanted at once, and log a change. Returns whether the directory is in its place."""
+        if (at_once or self._clock() >= self._again_s) and self._looking.acquire(blocking=False):
             try:
                 self._look()
                 self._again_s = self._clock() + CHECK_S
@@ -61,13 +62,17 @@ class DirectoryWatch:
                 self._looking.release()
         return not self._is_lost
 
-    def require(self) -> None:
-        """Look if it is due.
+    def is_removed(self) -> bool:
+        """Look if it is due. Returns whether the lock file was removed: one that was moved has a name elsewhere."""
+        return not self.look() and os.fstat(self._lock_fd).st_nlink == 0
+
+    def require(self, *, at_once: bool = False) -> None:
+        """Look if it is due, or wanted at once.
 
         Raises:
             BackendUnavailableError: the directory is not in its place.
         """
-        if not self.look():
+        if not self.look(at_once=at_once):
             raise BackendUnavailableError(self._why())
 
     def _look(self) -> None:
@@ -110,7 +115,7 @@ class DirectoryWatch:
             )
         return (
             f"{self._path.parent} was removed or replaced while it was in use: "
-            "put it back, or detach and attach the tier, which then starts empty"
+            "put it back, or detach and attach the tier, which then starts empty; one that is gone is begun again"
         )
 
 
