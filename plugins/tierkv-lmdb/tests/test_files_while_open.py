@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -139,6 +140,27 @@ def test_directory_that_was_replaced_is_left_alone(tmp_path: Path, caplog: pytes
                 put(backend, {key(1): FRAME})
     assert caplog.text.count("moved or replaced") == 1
     assert list(directory(tmp_path).iterdir()) == []
+    backend.close()
+
+
+def test_a_directory_without_access_is_not_called_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wrong `chmod`, an operator who reads that the directory was moved would look for it elsewhere."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): FRAME})
+    real = os.stat
+
+    def refuse(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{directory(tmp_path)}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        for _ in range(3):
+            with pytest.raises(BackendUnavailableError, match=r"opened afresh: .*Permission denied"):
+                put(backend, {key(2): FRAME})
+    write_until_stored(backend, 2)
+    assert get(backend, key(1)) == [FRAME]
     backend.close()
 
 

@@ -100,10 +100,10 @@ class OwnerLock:
         return cls(fd, is_use)
 
     def is_at(self, path: Path) -> bool:
-        """Whether the locked file is still the one at ``path``. If not, another process may hold the lock there."""
+        """Whether the locked file is still at ``path``, so that no other process locks it. Raises OSError."""
         try:
             return os.path.samestat(os.fstat(self.fd), path.stat())
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def take_again(self, path: Path) -> None:
