@@ -338,6 +338,16 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session
+def oldest(session: nox.Session) -> None:
+    """Every distribution in the oldest versions that it accepts of what it requires; no lock names these versions."""
+    session.install("uv>=0.9")
+    wanted = [local(ROOT, "encryption", "otel"), *(local(plugin, "obstore") for plugin in PLUGINS)]
+    place = f"--python={session.virtualenv.location}"
+    session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--reinstall", place, *wanted)
+    session.run("python", "-I", "tests/packages/smoke.py", "tierkv", *(plugin.name for plugin in PLUGINS))
+
+
+@nox.session
 def changelog(session: nox.Session) -> None:
     """The notes of the next release, from the fragments in changes/ (-- TOWNCRIER BUILD ARGUMENTS)."""
     install(session, *GROUPS["changelog"])

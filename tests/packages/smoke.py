@@ -1,8 +1,8 @@
 """The main job of installed distributions: ``python -I smoke.py tierkv tierkv-disk ...``.
 
 It imports nothing but what is installed, and ends with the first thing that is wrong. For each distribution it looks at
-version, license, type marker and entry points. Each backend that needs no server stores a chunk, is closed, and returns
-the same bytes to a second stack.
+version, license, type marker, entry points and commands. Each backend that needs no server stores a chunk, is closed,
+and returns the same bytes to a second stack.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 import tierkv
 from tierkv import EngineSpec, GroupSpec, ScheduledRequest, Stack, StepOutput
+from tierkv.cli.main import cli
 
 BLOCK_TOKENS, LAYERS, PAGE_BYTES, BLOCKS = 16, 2, 4096, 4
 SPEC = EngineSpec(
@@ -180,6 +182,10 @@ def check_program(names: list[str], backends: list[str], place: Path) -> None:
     stack = place / "stack.yaml"  # JSON is YAML
     stack.write_text(json.dumps({**HOST, "tiers": tiers}), encoding="utf-8")
     demand(json.loads(program("check", str(stack), "--json"))["ok"], "`tierkv check` refuses the stack")
+    context = click.Context(cli, info_name="tierkv")
+    for name in cli.list_commands(context):  # each is imported when it is first asked for
+        command = cli.get_command(context, name)
+        demand(command and command.get_help(context), f"`tierkv {name}` has no help")
 
 
 def main(names: list[str]) -> None:

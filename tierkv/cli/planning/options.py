@@ -15,7 +15,7 @@ from tierkv.replay.trace import CHUNKS_MAX
 _LATENCY_S_MAX = 3600.0
 
 
-class ChunkCount(click.ParamType[int]):
+class ChunkCount(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no type arguments
     """Number of chunks: 3000, 30k, 1m."""
 
     name = "chunks"
@@ -30,7 +30,7 @@ class ChunkCount(click.ParamType[int]):
         return int(digits) * factor
 
 
-class Size(click.ParamType[int]):
+class Size(click.ParamType):  # type: ignore[type-arg]  # (the same)
     """Size in bytes: 2MiB.
 
     Args:
@@ -72,7 +72,7 @@ CHUNKS_MAX_OPTION = click.option(
 )
 
 
-class SpeedOf(click.ParamType[tuple[str, TierSpeed]]):
+class SpeedOf(click.ParamType):  # type: ignore[type-arg]  # (the same)
     """Speed of a tier: ``disk=3GB`` or ``disk=3GB,0.2ms``."""
 
     name = "name=bytes[,time]"
@@ -91,7 +91,7 @@ class SpeedOf(click.ParamType[tuple[str, TierSpeed]]):
         return name.strip(), TierSpeed(float(bytes_per_s), latency_s)
 
 
-class PriceOf(click.ParamType[tuple[str, float]]):
+class PriceOf(click.ParamType):  # type: ignore[type-arg]  # (the same)
     """Price per GiB of a tier, or of an engine: ``disk=0.08``."""
 
     name = "name=price"
