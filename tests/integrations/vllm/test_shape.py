@@ -187,6 +187,8 @@ def test_states_inside_blocks_are_refused(attention: Any, hash_block: int, words
         {"model__quantization": "fp8"},
         {"model__dtype": torch.bfloat16},
         {"model__hf_overrides": {"rope_scaling": {"factor": 2}}},
+        {"model__multimodal_config": SimpleNamespace(mm_processor_kwargs={"size": 224})},
+        {"model__multimodal_config": SimpleNamespace(media_io_kwargs={"video": {"num_frames": 8}})},
         {"model__model": "org/other"},
         {"model__revision": "v2"},
         {"cache__cache_dtype": "fp8"},
@@ -202,11 +204,12 @@ def test_what_changes_the_bytes_changes_the_shape(changes: dict[str, Any]) -> No
     assert engine_spec(vllm_config(**changes), kv_cache_config(FULL)) != plain
 
 
-def test_other_weights_in_the_same_folder_change_the_shape(tmp_path: Path) -> None:
-    """A model that was trained on keeps its path, and the sizes of its files."""
+@pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json", "processor_config.json"])
+def test_other_weights_in_the_same_folder_change_the_shape(tmp_path: Path, name: str) -> None:
+    """A model that was trained on keeps its path, and the sizes of its files. Pictures may be prepared otherwise."""
     shapes = []
     for content in (b"first", b"other", b"first"):
-        (tmp_path / "model.safetensors").write_bytes(content)
+        (tmp_path / name).write_bytes(content)
         shapes.append(engine_spec(vllm_config(model__model=str(tmp_path)), kv_cache_config(FULL)))
     assert shapes[0] == shapes[2] != shapes[1]
 

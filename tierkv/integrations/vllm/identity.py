@@ -22,7 +22,17 @@ SAMPLES = 1024
 SAMPLE_BYTES = 4096
 
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-_CONFIGS = {"adapter_config.json", "config.json"}
+_CONFIGS = {
+    "adapter_config.json",
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+}
+"""Files of configuration. Pictures that are prepared otherwise have other KV, and vLLM hashes the raw picture only."""
+
+_MEDIA = ("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype")
+"""Settings of vLLM's ``MultiModalConfig`` that change what the model gets of a picture, a video or a sound."""
 
 _Stamps = tuple[tuple[str, int, int], ...]
 
@@ -44,13 +54,17 @@ def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
 def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
     """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
 
-    These are the number format of the weights, overrides of the model's configuration, the context length where the
-    model computes otherwise for a long one, and the draft whose KV is stored beside that of the model.
+    These are the number format of the weights, overrides of the model's configuration, the preparation of pictures and
+    other media, the context length where the model computes otherwise for a long one, and the draft whose KV is stored
+    beside that of the model.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
     if model.hf_overrides:
         words["overrides"] = digest_of(model.hf_overrides)
+    config = getattr(model, "multimodal_config", None)
+    if media := {name: value for name in _MEDIA if (value := getattr(config, name, None))}:
+        words["media"] = digest_of(media)
     if limit := _context_limit(getattr(model, "hf_text_config", None)):
         words["context"] = "long" if model.max_model_len > limit else "short"
     if speculative is not None and speculative.uses_draft_kv_cache():
