@@ -27,7 +27,7 @@ INTERVAL_MAX_S = 3600.0
 KINDS_MAX = 1024
 """Kinds of lines that are limited separately. Further ones share one limit per event."""
 
-VALUE_CHARS_MAX = 500
+VALUE_CHARS_MAX = 700
 """Characters of one value in a line."""
 
 AGE = "seconds_ago"

@@ -19,8 +19,8 @@ from tierkv.tiers.retry import KeyResult
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
-ERROR_CHARS_MAX = 300
-"""Characters of an error text that are kept, because outcomes are logged."""
+ERROR_CHARS_MAX = 600
+"""Characters of an error text that are kept, because outcomes are logged. Messages end with the fix."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

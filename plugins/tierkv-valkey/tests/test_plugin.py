@@ -17,6 +17,7 @@ from valkey_support import context, frames, opened
 import tierkv_valkey
 from tierkv.abc import CheckResult
 from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
+from tierkv.tiers.results import explain
 from tierkv_valkey import ValkeyOptions
 from tierkv_valkey.failures import FIXES, Failure, FailureKind
 from tierkv_valkey.nodes.node import REST_S_MAX, Node, RestingError
@@ -283,3 +284,11 @@ def test_it_is_registered() -> None:
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     assert "Sentinel" in done.stdout
     assert context().tier == "remote"
+
+
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_the_log_shows_the_fix(kind: FailureKind) -> None:
+    """A message ends with the fix, behind a long name and the server's words; the log once cut it off."""
+    name = f"tierkv:{'a' * 32}:{'b' * 72} at valkey-primary.example.org:6379"
+    error = Failure(kind, f"{'E' * 20}: {'words ' * 20}").to_error(f"cannot look for {name}", tier="remote")
+    assert explain(error).endswith(FIXES[kind][1:])
