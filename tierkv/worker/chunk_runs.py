@@ -16,9 +16,13 @@ RUN_BYTES = 1 << 20
 
 
 def chunk_runs(
-    job: TransferJob, blocks: Sequence[tuple[int, Sequence[int]]], blocks_per_chunk: int, chunk_bytes: Sequence[int]
+    job: TransferJob,
+    blocks: Sequence[tuple[int, Sequence[int]]],
+    blocks_per_chunk: int,
+    chunk_bytes: Sequence[int],
+    places: range,
 ) -> Iterator[tuple[range, bool]]:
-    """Indices of the chunks of a job, in order, and whether they are a run; those between two runs come together.
+    """Indices of the chunks of a part, in order, and whether they are a run; those between two runs come together.
 
     The slots of a run ascend or descend, its blocks ascend. A chunk that lacks blocks is in none.
 
@@ -27,11 +31,14 @@ def chunk_runs(
         blocks: of each chunk, the number of skipped blocks, and the ids of the others.
         blocks_per_chunk: number of blocks of a whole chunk.
         chunk_bytes: bytes of a chunk of each group.
+        places: indices of the part in the job.
     """
     slots, groups = job.slots, job.chunk_groups
-    single = start = step = count_max = 0  # chunks from ``single`` to ``start`` are in no run
+    single = start = places.start  # chunks from ``single`` to ``start`` are in no run
+    step = count_max = 0
     next_block = -1
-    for i, (_, ids) in enumerate(blocks):
+    for i in places:
+        ids = blocks[i][1]
         slot = slots[i].slot
         is_whole = len(ids) == blocks_per_chunk and slot >= 0 and (blocks_per_chunk == 1 or _ascend(ids))
         ascent = slot - slots[i - 1].slot
@@ -46,11 +53,11 @@ def chunk_runs(
                 single = i
             start, step, count_max = i, 0, RUN_BYTES // chunk_bytes[groups[i]]
         next_block = ids[-1] + 1 if is_whole else -1
-    is_run = len(slots) - start > 1
-    if single < (start if is_run else len(slots)):
-        yield range(single, start if is_run else len(slots)), False
+    is_run = places.stop - start > 1
+    if single < (start if is_run else places.stop):
+        yield range(single, start if is_run else places.stop), False
     if is_run:
-        yield range(start, len(slots)), True
+        yield range(start, places.stop), True
 
 
 def _ascend(ids: Sequence[int]) -> bool:

@@ -1,17 +1,37 @@
-"""Copies on the host's cores: a job is a loop over its chunks, or runs of them, on a copy thread."""
+"""Copies on the host's cores: a job is a loop over its chunks, or runs of them, on a copy thread.
+
+A long load has several parts, so that all copy threads share it: a request waits for its end, and often for nothing
+else. A long store has one, because the scheduler divides it, and nothing waits for it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
 
+from tierkv.types.geometry import batches
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.chunk_runs import chunk_runs
 from tierkv.worker.pages import HostPages
 from tierkv.worker.rank_slice import RankSlice
-from tierkv.worker.transfers import CopyResult, Submit, Wait, failed_result, log_failure
+from tierkv.worker.transfers import CopyResult, Submit, Wait, log_failure
+
+PART_BYTES = 8 << 20
+"""Bytes of a part of a load at most: its copy takes some milliseconds, to hand it to a thread some tens of us."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """Result of a part of a transfer, on one copy thread; fields as in :class:`~tierkv.worker.transfers.CopyResult`."""
+
+    failed: set[Key]
+    checksums: list[bytes]
+    began_s: float
+    ended_s: float
 
 
 class HostCopies:
@@ -40,18 +60,26 @@ class HostCopies:
         self._wait_for = wait_for
         groups = rank_slice.geometry.groups
         self._chunk_bytes = [pages.part_bytes(group.index) for group in groups]
+        self._part_chunks = max(1, PART_BYTES // max(self._chunk_bytes))
         self._takes_runs = all(group.parts == 1 for group in groups) and not rank_slice.takes_turns
 
     def start(self, job: TransferJob) -> HostTransfer:
-        """Submit a job to a copy thread. Does not wait."""
-        return HostTransfer(job, self._run, self._submit, self._wait_for)
+        """Submit a job to copy threads. Does not wait."""
+        return HostTransfer(job, self._run, self._parts(job), self._submit, self._wait_for)
+
+    def _parts(self, job: TransferJob) -> Sequence[range]:
+        count = len(job.keys)
+        if job.is_store or count <= self._part_chunks:
+            return (range(count),)
+        return [range(part[0], part[-1] + 1) for part in batches(range(count), self._part_chunks)]
 
     def close(self) -> None:
         """Do nothing: no device memory was taken."""
 
     # -- on a copy thread --------------------------------------------------------------------------------------------
 
-    def _run(self, job: TransferJob) -> CopyResult:
+    def _run(self, job: TransferJob, part: range) -> CopyPart:
+        """Copy the chunks at these places of a job."""
         began_s = self._clock()
         failed: set[Key] = set()
         checksums: list[bytes] = []
@@ -59,15 +87,14 @@ class HostCopies:
         has_all_blocks = self._pages.has_blocks(job)
         if has_all_blocks and self._takes_runs:
             factor = self._rank_slice.geometry.blocks_per_chunk
-            for places, is_run in chunk_runs(job, parts, factor, self._chunk_bytes):
+            for places, is_run in chunk_runs(job, parts, factor, self._chunk_bytes, part):
                 if is_run and self._copy_run(job, places, parts[places.start][1][0]):
                     checksums += (b"",) * (len(places) if job.is_store else 0)
                 else:
                     self._copy_each(job, places, parts, failed, checksums, checks_ids=False)
         else:
-            every = range(len(job.keys))
-            self._copy_each(job, every, parts, failed, checksums, checks_ids=not has_all_blocks)
-        return CopyResult(frozenset(failed), tuple(checksums), self._clock() - began_s)
+            self._copy_each(job, part, parts, failed, checksums, checks_ids=not has_all_blocks)
+        return CopyPart(failed, checksums, began_s, self._clock())
 
     def _copy_run(self, job: TransferJob, run: range, first_block: int) -> bool:
         """Copy chunks of a run together. Returns False if one of them fails: then each is to be copied alone."""
@@ -129,34 +156,40 @@ class HostCopies:
 
 
 class HostTransfer:
-    """Job on a copy thread."""
+    """Job on copy threads."""
 
     def __init__(
-        self, job: TransferJob, run: Callable[[TransferJob], CopyResult], submit: Submit, wait_for: Wait
+        self,
+        job: TransferJob,
+        run: Callable[[TransferJob, range], CopyPart],
+        parts: Sequence[range],
+        submit: Submit,
+        wait_for: Wait,
     ) -> None:
         self._job = job
         self._run = run
+        self._parts = parts
         self._wait_for = wait_for
-        self._result: CopyResult | None = None  # set on the copy thread: to read it takes no lock
-        self._future: Future[CopyResult] = submit(self._copy)
+        self._copied: list[CopyPart | None] = [None] * len(parts)  # set on copy threads: to read it takes no lock
+        self._futures: list[Future[None]] = [submit(partial(self._copy, number)) for number in range(len(parts))]
 
-    def _copy(self) -> CopyResult:
-        self._result = result = self._run(self._job)
-        return result
+    def _copy(self, number: int) -> None:
+        self._copied[number] = self._run(self._job, self._parts[number])
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._result is not None or self._future.done()
+        return None not in self._copied or all(future.done() for future in self._futures)
 
     def wait(self) -> None:
         """Wait until it has ended, with or without success."""
-        self._wait_for((self._future,))
+        self._wait_for(self._futures)
 
     def result(self) -> CopyResult:
-        """Return its result. Every key of a job that could not run has failed."""
-        if self._result is not None:
-            return self._result
-        try:
-            return self._future.result()
-        except Exception:  # noqa: BLE001 - whatever kept the job from running
-            return failed_result(self._job)
+        """Return its result. Every key of a part that could not run has failed."""
+        failed, checksums = set[Key](), list[bytes]()
+        for places, part in zip(self._parts, self._copied, strict=True):
+            failed |= {*self._job.keys[places.start : places.stop]} if part is None else part.failed
+            checksums += [b""] * (len(places) * self._job.is_store) if part is None else part.checksums
+        copied = [part for part in self._copied if part is not None]
+        seconds = max([part.ended_s for part in copied]) - min([part.began_s for part in copied]) if copied else None
+        return CopyResult(frozenset(failed), tuple(checksums), seconds)

@@ -81,11 +81,6 @@ class Pages(Protocol):
         """
 
 
-def failed_result(job: TransferJob) -> CopyResult:
-    """Return the result of a transfer that could not run: every key has failed."""
-    return CopyResult(frozenset(job.keys), (b"",) * len(job.keys) if job.is_store else ())
-
-
 def log_failure(log: StackLog, key: Key, error: Exception) -> None:
     """Report the failed copy of a chunk. The traceback of an error that is no damage is shown to debuggers."""
     if isinstance(error, CorruptFrameError):
