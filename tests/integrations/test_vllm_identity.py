@@ -60,11 +60,31 @@ def test_the_context_length_counts_where_a_model_computes_otherwise_for_a_long_o
     def context(length: int) -> str | None:
         model = SimpleNamespace(
             dtype="float32", quantization=None, hf_overrides={}, max_model_len=length,
-            hf_text_config=SimpleNamespace(**fields),
+            hf_text_config=SimpleNamespace(**fields), try_get_generation_config=dict, override_generation_config={},
         )  # fmt: skip
         return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("context")
 
     assert [context(length) for length in lengths] == words
+
+
+@pytest.mark.parametrize(
+    ("file", "option", "word"),
+    [
+        ({}, {}, "short"),
+        ({"attn_temperature_tuning": True}, {}, "long"),
+        ({}, {"attn_temperature_tuning": True}, "long"),
+    ],
+)
+def test_queries_that_llama4_scales_by_configuration_make_another_namespace(
+    file: dict[str, object], option: dict[str, object], word: str
+) -> None:
+    """VLLM takes the choice from the configuration of generation, and otherwise from the context length."""
+    model = SimpleNamespace(
+        dtype="float32", quantization=None, hf_overrides={}, max_model_len=4096,
+        hf_text_config=SimpleNamespace(model_type="llama4_text"),
+        try_get_generation_config=lambda: file, override_generation_config=option,
+    )  # fmt: skip
+    assert weights_words(SimpleNamespace(model_config=model, speculative_config=None))["context"] == word
 
 
 def test_an_adapter_that_changes_under_a_running_server_is_not_served(

@@ -66,7 +66,7 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
     if media := {name: value for name in _MEDIA if (value := getattr(config, name, None))}:
         words["media"] = digest_of(media)
     if limit := _context_limit(getattr(model, "hf_text_config", None)):
-        words["context"] = "long" if model.max_model_len > limit else "short"
+        words["context"] = "long" if _computes_as_for_long(model, limit) else "short"
     if speculative is not None and speculative.uses_draft_kv_cache():
         draft = speculative.draft_model_config
         words["draft"] = digest_of(revision_of(draft) or str(draft.model))
@@ -79,7 +79,7 @@ def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)
     vLLM turns the keys of a model with LongRoPE by other factors where prompts may be longer than in its first
     training, and scales queries of Llama 4 in later layers by the position.
     """
-    if str(getattr(config, "model_type", "")).startswith("llama4"):
+    if _is_llama4(config):
         return 32768
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer = [rope, *rope.values()] if isinstance(rope, Mapping) else []
@@ -89,6 +89,18 @@ def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)
         if isinstance(one, Mapping) and one.get("rope_type") == "longrope"
     ]
     return max(limits, default=0)
+
+
+def _computes_as_for_long(model: Any, limit: int) -> bool:  # noqa: ANN401 - (the same)
+    """Whether prompts may be longer than ``limit``, or the configuration of generation decides as if they were."""
+    if _is_llama4(model.hf_text_config):
+        generation = {**model.try_get_generation_config(), **model.override_generation_config}
+        return bool(generation.get("attn_temperature_tuning", model.max_model_len > limit))
+    return bool(model.max_model_len > limit)
+
+
+def _is_llama4(config: Any) -> bool:  # noqa: ANN401 - (the same)
+    return str(getattr(config, "model_type", "")).startswith("llama4")
 
 
 def digest_of(value: object) -> str:
