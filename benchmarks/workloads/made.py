@@ -116,10 +116,24 @@ def slow_chat(seed: int, requests: int) -> list[TraceRequest]:
     return _merged(prompts, (session(number, 1000.0 * number) for number in itertools.count()), requests)
 
 
+def daily(seed: int, requests: int) -> list[TraceRequest]:
+    """Days of 320 requests: a hundred reports at nearly one time of each day, and prompts that are never repeated."""
+    chance, prompts = random.Random(seed), _Prompts()
+    reports = [prompts.extended((), f"report {number}", chance.randint(5, 40)) for number in range(100)]
+    asked: list[tuple[float, tuple[int, ...]]] = []
+    for day in range(requests // 320 + 1):
+        asked += [(86400.0 * day + chance.gauss(36000, 1800), report) for report in reports]
+        for number in range(220):
+            once = prompts.extended((), f"one shot {day}.{number}", chance.randint(5, 30))
+            asked.append((86400.0 * day + chance.uniform(20000, 80000), once))
+    return [prompts.request(at_s, path) for at_s, path in sorted(asked)[:requests]]
+
+
 WORKLOADS: Mapping[str, Callable[[int, int], list[TraceRequest]]] = {
     "agents": agents,
     "retrieval": retrieval,
     "chat and floods": chat,
     "slow chat": slow_chat,
+    "daily reports": daily,
 }
 """Name -> a function of a seed and a number of requests."""
