@@ -18,6 +18,7 @@ SHORT_ON_PURPOSE = {
     "types",
     "layers",
     "lmcache",
+    "oldest",
     "tests",
     "conformance",
     "fuzz",
