@@ -29,6 +29,11 @@ PAGE_BYTES = 4096
 KEYS = tuple(make_key(b"%032d" % number, 0) for number in range(CHUNKS))
 
 
+def run_whole(copies: HostCopies, job: TransferJob) -> CopyPart:
+    """Copy all chunks of a job in one part."""
+    return copies._run(job, range(len(job.keys)), copies._layout(job))
+
+
 @pytest.mark.parametrize(
     ("is_store", "follow", "calls_max"), [(True, True, 26), (False, True, 32), (True, False, 34), (False, False, 39)]
 )
@@ -38,15 +43,15 @@ def test_a_chunk_of_one_page_takes_few_calls(*, is_store: bool, follow: bool, ca
     arena = HostArena(CHUNKS * 2 * PAGE_BYTES, PAGE_BYTES)
     pages = HostPages(geometry, [[np.ones((CHUNKS, PAGE_BYTES), np.uint8)]])
     copies = HostCopies(RankSlice(arena, FrameSealer(bytes(16)), geometry), pages, lambda _: Future())
-    slots, whole = tuple(SlotRef(slot, 0) for slot in range(CHUNKS)), range(CHUNKS)
+    slots = tuple(SlotRef(slot, 0) for slot in range(CHUNKS))
 
     def job(*, store: bool) -> TransferJob:
         blocks = tuple(range(CHUNKS)) if follow else tuple(range(CHUNKS))[::-1]
         return TransferJob(1, "r", store, KEYS, slots, (0,) * CHUNKS, blocks, (CHUNKS,), (0,))
 
-    assert not copies._run(job(store=True), whole).failed
-    assert not copies._run(job(store=is_store), whole).failed
-    assert calls_of(copies._run, job(store=is_store), whole) <= calls_max * CHUNKS
+    assert not run_whole(copies, job(store=True)).failed
+    assert not run_whole(copies, job(store=is_store)).failed
+    assert calls_of(run_whole, copies, job(store=is_store)) <= calls_max * CHUNKS
 
 
 class Bench:
@@ -71,7 +76,7 @@ class Bench:
 
     def run(self, job: TransferJob) -> CopyPart:
         """Copy all chunks of a job in one part."""
-        return self.copies._run(job, range(len(job.keys)))
+        return run_whole(self.copies, job)
 
     def check(self, slots: list[int], blocks: list[int]) -> None:
         """Compare every chunk in its slot with its blocks."""
@@ -191,6 +196,20 @@ def test_all_copy_threads_share_a_long_load(divided: tuple[Bench, Threads]) -> N
     assert load.result() == CopyResult(frozenset(), (), threads.now_s - began_s - 0.5)
     assert all(np.array_equal(tensor, earlier) for tensor, earlier in zip(bench.tensors, before, strict=True))
     assert len(bench.copies.start(bench.job(ids, ids, store=True))._parts) == 1
+
+
+def test_a_load_has_a_bounded_number_of_parts(divided: tuple[Bench, Threads], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands would take the engine's thread milliseconds, and fill the queue of the copy threads."""
+    bench, threads = divided
+    ids, before = stored(bench)
+    monkeypatch.setattr(host_copies, "PARTS_MAX", 2)
+    load = bench.copies.start(bench.job(ids, ids, store=False))
+    assert [len(part) for part in load._parts] == [4, 3]
+    assert len(threads.waiting) == 2
+    for _ in range(2):
+        threads.run(0)
+    assert not load.result().failed
+    assert all(np.array_equal(tensor, earlier) for tensor, earlier in zip(bench.tensors, before, strict=True))
 
 
 def test_each_part_of_a_load_fails_alone(divided: tuple[Bench, Threads]) -> None:

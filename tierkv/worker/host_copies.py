@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
-from tierkv.types.geometry import batches
+from tierkv.types.geometry import batches, cdiv
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.chunk_runs import chunk_runs
@@ -21,7 +21,12 @@ from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import CopyResult, Submit, Wait, log_failure
 
 PART_BYTES = 8 << 20
-"""Bytes of a part of a load at most: its copy takes some milliseconds, to hand it to a thread some tens of us."""
+"""Bytes of a part of a load: its copy takes some milliseconds, to hand it to a thread some tens of microseconds."""
+PARTS_MAX = 16
+"""Parts of a load at most. A longer load has larger ones: to hand out hundreds would take milliseconds."""
+
+Layout = tuple[Sequence[tuple[int, tuple[int, ...]]], bool]
+"""Of each chunk of a job, the number of skipped blocks and the ids of the others; whether all of these exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +70,38 @@ class HostCopies:
 
     def start(self, job: TransferJob) -> HostTransfer:
         """Submit a job to copy threads. Does not wait."""
-        return HostTransfer(job, self._run, self._parts(job), self._submit, self._wait_for)
+        return HostTransfer(job, self._parts(job), self._layout, self._run, self._submit, self._wait_for)
 
     def _parts(self, job: TransferJob) -> Sequence[range]:
         count = len(job.keys)
         if job.is_store or count <= self._part_chunks:
             return (range(count),)
-        return [range(part[0], part[-1] + 1) for part in batches(range(count), self._part_chunks)]
+        most = max(self._part_chunks, cdiv(count, PARTS_MAX))
+        return [range(part[0], part[-1] + 1) for part in batches(range(count), most)]
 
     def close(self) -> None:
         """Do nothing: no device memory was taken."""
 
     # -- on a copy thread --------------------------------------------------------------------------------------------
 
-    def _run(self, job: TransferJob, part: range) -> CopyPart:
+    def _layout(self, job: TransferJob) -> Layout:
+        return chunk_blocks(job, self._rank_slice.geometry.blocks_per_chunk), self._pages.has_blocks(job)
+
+    def _run(self, job: TransferJob, part: range, layout: Layout) -> CopyPart:
         """Copy the chunks at these places of a job."""
         began_s = self._clock()
         failed: set[Key] = set()
         checksums: list[bytes] = []
-        parts = chunk_blocks(job, self._rank_slice.geometry.blocks_per_chunk)
-        has_all_blocks = self._pages.has_blocks(job)
+        blocks, has_all_blocks = layout
         if has_all_blocks and self._takes_runs:
             factor = self._rank_slice.geometry.blocks_per_chunk
-            for places, is_run in chunk_runs(job, parts, factor, self._chunk_bytes, part):
-                if is_run and self._copy_run(job, places, parts[places.start][1][0]):
+            for places, is_run in chunk_runs(job, blocks, factor, self._chunk_bytes, part):
+                if is_run and self._copy_run(job, places, blocks[places.start][1][0]):
                     checksums += (b"",) * (len(places) if job.is_store else 0)
                 else:
-                    self._copy_each(job, places, parts, failed, checksums, checks_ids=False)
+                    self._copy_each(job, places, blocks, failed, checksums, checks_ids=False)
         else:
-            self._copy_each(job, part, parts, failed, checksums, checks_ids=not has_all_blocks)
+            self._copy_each(job, part, blocks, failed, checksums, checks_ids=not has_all_blocks)
         return CopyPart(failed, checksums, began_s, self._clock())
 
     def _copy_run(self, job: TransferJob, run: range, first_block: int) -> bool:
@@ -117,7 +125,7 @@ class HostCopies:
         self,
         job: TransferJob,
         places: range,
-        parts: Sequence[tuple[int, tuple[int, ...]]],
+        blocks: Sequence[tuple[int, tuple[int, ...]]],
         failed: set[Key],
         checksums: list[bytes],
         *,
@@ -127,7 +135,7 @@ class HostCopies:
         copy = self._store if job.is_store else self._load
         takes_turns = job.is_store and self._rank_slice.takes_turns
         for i in places:
-            key, ref, group, (skip, block_ids) = job.keys[i], job.slots[i], job.chunk_groups[i], parts[i]
+            key, ref, group, (skip, block_ids) = job.keys[i], job.slots[i], job.chunk_groups[i], blocks[i]
             digest = b""
             if takes_turns and not self._rank_slice.stores(ref.slot, group):
                 checksums.append(digest)
@@ -158,23 +166,29 @@ class HostCopies:
 class HostTransfer:
     """Job on copy threads."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the copies hand in their parts
         self,
         job: TransferJob,
-        run: Callable[[TransferJob, range], CopyPart],
         parts: Sequence[range],
+        lay_out: Callable[[TransferJob], Layout],
+        run: Callable[[TransferJob, range, Layout], CopyPart],
         submit: Submit,
         wait_for: Wait,
     ) -> None:
         self._job = job
-        self._run = run
         self._parts = parts
+        self._lay_out = lay_out
+        self._layout: Layout | None = None
+        self._run = run
         self._wait_for = wait_for
         self._copied: list[CopyPart | None] = [None] * len(parts)  # set on copy threads: to read it takes no lock
         self._futures: list[Future[None]] = [submit(partial(self._copy, number)) for number in range(len(parts))]
 
     def _copy(self, number: int) -> None:
-        self._copied[number] = self._run(self._job, self._parts[number])
+        layout = self._layout
+        if layout is None:  # the first threads may all compute it; the results are equal
+            layout = self._layout = self._lay_out(self._job)
+        self._copied[number] = self._run(self._job, self._parts[number], layout)
 
     def done(self) -> bool:
         """Whether it has ended."""
