@@ -117,13 +117,18 @@ def slow_chat(seed: int, requests: int) -> list[TraceRequest]:
 
 
 def daily(seed: int, requests: int) -> list[TraceRequest]:
-    """Days of 320 requests: a hundred reports at nearly one time of each day, and prompts that are never repeated."""
+    """Days of 320 requests: a hundred reports at nearly one time of each day, and prompts that are never repeated.
+
+    A short trace has four days, with fewer requests each.
+    """
     chance, prompts = random.Random(seed), _Prompts()
-    reports = [prompts.extended((), f"report {number}", chance.randint(5, 40)) for number in range(100)]
+    day_requests = min(320, requests // 4)
+    again = day_requests * 100 // 320
+    reports = [prompts.extended((), f"report {number}", chance.randint(5, 40)) for number in range(again)]
     asked: list[tuple[float, tuple[int, ...]]] = []
-    for day in range(requests // 320 + 1):
+    for day in range(requests // day_requests + 1):
         asked += [(86400.0 * day + chance.gauss(36000, 1800), report) for report in reports]
-        for number in range(220):
+        for number in range(day_requests - again):
             once = prompts.extended((), f"one shot {day}.{number}", chance.randint(5, 30))
             asked.append((86400.0 * day + chance.uniform(20000, 80000), once))
     return [prompts.request(at_s, path) for at_s, path in sorted(asked)[:requests]]

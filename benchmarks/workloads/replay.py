@@ -64,8 +64,7 @@ def _rows(name: str, traces: Sequence[_Trace], capacity: int) -> Iterator[Row]:
             _hits(played),
             _BOUND,
             _hits(bounds),
-            # Where nothing is asked for twice, no policy can do better.
-            [ours.hits / best.hits if best.hits else 1.0 for ours, best in zip(played, bounds, strict=True)],
+            [ours.hits / best.hits for ours, best in zip(played, bounds, strict=True)],
             extra={
                 "first in, first out, % hit": _hits(floors),
                 "chunks written": _writes(played),
