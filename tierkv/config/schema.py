@@ -98,7 +98,7 @@ class HostConfig(Table):
     copy_threads: Threads = Field(
         default=2,
         description="Threads of each worker that copy, or help the GPU copy, between GPU pages and host slots. While "
-        "one waits for the interpreter, the other one copies. In host memory they share a long load.",
+        "one waits for the interpreter, the other one copies. In host memory they share a load of 8 to 64 MiB.",
     )
     gpu_staging: Size = Field(
         default=128 * 1024**2,

@@ -1,7 +1,7 @@
 """Copies on the host's cores: a job is a loop over its chunks, or runs of them, on a copy thread.
 
-A long load has several parts, so that all copy threads share it: a request waits for its end, and often for nothing
-else. A long store has one, because the scheduler divides it, and nothing waits for it.
+A load of tens of MiB has several parts, so that all copy threads share it: a request waits for its end, and often for
+nothing else. A store has one, because the scheduler divides it, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
-from tierkv.types.geometry import batches, cdiv
+from tierkv.types.geometry import batches
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.chunk_runs import chunk_runs
@@ -22,8 +22,8 @@ from tierkv.worker.transfers import CopyResult, Submit, Wait, log_failure
 
 PART_BYTES = 8 << 20
 """Bytes of a part of a load: its copy takes some milliseconds, to hand it to a thread some tens of microseconds."""
-PARTS_MAX = 16
-"""Parts of a load at most. A longer load has larger ones: to hand out hundreds would take milliseconds."""
+PARTS_MAX = 8
+"""Parts of a load at most. A longer one stays on one thread, so that the others copy short ones meanwhile."""
 
 Layout = tuple[Sequence[tuple[int, tuple[int, ...]]], bool]
 """Of each chunk of a job, the number of skipped blocks and the ids of the others; whether all of these exist."""
@@ -74,10 +74,9 @@ class HostCopies:
 
     def _parts(self, job: TransferJob) -> Sequence[range]:
         count = len(job.keys)
-        if job.is_store or count <= self._part_chunks:
+        if job.is_store or not self._part_chunks < count <= PARTS_MAX * self._part_chunks:
             return (range(count),)
-        most = max(self._part_chunks, cdiv(count, PARTS_MAX))
-        return [range(part[0], part[-1] + 1) for part in batches(range(count), most)]
+        return [range(part[0], part[-1] + 1) for part in batches(range(count), self._part_chunks)]
 
     def close(self) -> None:
         """Do nothing: no device memory was taken."""
