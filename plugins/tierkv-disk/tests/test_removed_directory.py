@@ -156,6 +156,19 @@ def test_a_directory_that_was_removed_is_begun_again(
         assert again.scan().keys() == {make_key(1)}
 
 
+def test_a_tier_that_ends_meanwhile_is_not_begun_again(
+    open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write may look at the directory just when another thread has closed its lock file."""
+    monkeypatch.setattr(watch, "CHECK_S", 0.0)
+    disk = open_disk(capacity_bytes=8 << 20)
+    disk.put(frames(0))
+    shutil.rmtree(place)
+    disk.close()
+    assert not disk.backend.current.is_removed()  # type: ignore[union-attr]
+    assert not place.exists()
+
+
 def test_no_file_is_left_in_a_directory_that_was_removed(
     open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,12 @@ class DirectoryWatch:
 
     def is_removed(self) -> bool:
         """Look if it is due. Returns whether the lock file was removed: one that was moved has a name elsewhere."""
-        return not self.look() and os.fstat(self._lock_fd).st_nlink == 0
+        if self.look():
+            return False
+        try:
+            return os.fstat(self._lock_fd).st_nlink == 0
+        except OSError:  # it was closed meanwhile, by the end of the tier or by its renewal
+            return False
 
     def require(self, *, at_once: bool = False) -> None:
         """Look if it is due, or wanted at once.
