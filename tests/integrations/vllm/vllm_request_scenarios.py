@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,18 @@ STEPS_MAX = 100
 PICTURE_PIXELS = 112
 
 
+def serve_alone(served: ServedEngine, entry: Json, **more: Any) -> Json:
+    """Serve one request, with nothing beside it: its ``tokens``, and how many of its prompt's were ``cached``."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    served.engine.add_request("asked", entry, params, **more)
+    answer: Json = {}
+    while served.engine.has_unfinished_requests():
+        for output in served.engine.step():
+            answer = {"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
+    settle(served)
+    return answer
+
+
 def serve_with(served: ServedEngine, prompt: Prompt, adapters: Sequence[str]) -> list[Json]:
     """Serve the prompt with each adapter in turn, by its folder; "" is the model alone.
 
@@ -25,14 +38,7 @@ def serve_with(served: ServedEngine, prompt: Prompt, adapters: Sequence[str]) ->
     for folder in adapters:
         number = sorted({*adapters, ""}).index(folder)
         adapter = LoRARequest("adapter", number, folder) if folder else None
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-        served.engine.add_request("asked", {"prompt_token_ids": list(prompt)}, params, lora_request=adapter)
-        answer: Json = {}
-        while served.engine.has_unfinished_requests():
-            for output in served.engine.step():
-                answer = {"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
-        settle(served)
-        answers.append(answer)
+        answers.append(serve_alone(served, {"prompt_token_ids": list(prompt)}, lora_request=adapter))
     return answers
 
 
@@ -48,7 +54,6 @@ def serve_pictures(served: ServedEngine, asked: Sequence[Json]) -> list[Json]:
     Each asks with a ``prompt``, with the vocabulary's last token in the place of a picture, and ``pictures``, a number
     for each. It may also have ``names`` of the pictures, by which a client tells them apart, and a ``salt``.
     """
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     answers = []
     for one in asked:
         entry: Json = {
@@ -59,13 +64,7 @@ def serve_pictures(served: ServedEngine, asked: Sequence[Json]) -> list[Json]:
             entry["multi_modal_uuids"] = {"image": one["names"]}
         if "salt" in one:
             entry["cache_salt"] = one["salt"]
-        served.engine.add_request("asked", entry, params)
-        answer: Json = {}
-        while served.engine.has_unfinished_requests():
-            for output in served.engine.step():
-                answer = {"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
-        settle(served)
-        answers.append(answer)
+        answers.append(serve_alone(served, entry))
     return answers
 
 
