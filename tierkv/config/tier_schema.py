@@ -131,7 +131,7 @@ class TierConfig(Table):
         default=5,
         description="Consecutive failures that open the circuit breaker: the tier's chunks are misses and writes are "
         "dropped. An operation that failed late, or missed its deadline, counts as three if the tier answered nothing "
-        "meanwhile.",
+        "meanwhile. Reads are also counted on their own: if this number fails in a row, the tier is out of service.",
     )
     breaker_cooldown_s: PositiveSeconds = Field(
         default=5.0, description="Seconds before a tier with an open breaker is tried again."

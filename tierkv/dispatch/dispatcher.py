@@ -26,8 +26,6 @@ from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, TierReport, Verb
 
-_TRIAL_OP_ID = -1
-
 
 class Dispatcher:
     """All I/O of a stack's lower tiers. Every method runs on the engine's thread.
@@ -278,7 +276,7 @@ class Dispatcher:
             if ticket.is_trial:
                 self._end(state, ticket)
                 if not ticket.deadline_reported:
-                    self._end_trial(state, now_s, result)
+                    self._end_trial(state, now_s, ticket, result)
                 continue
             state.stats.count_io(ticket.op.verb, result.tally, result.retries)
             if ticket.deadline_reported:  # late data is never accepted
@@ -306,7 +304,7 @@ class Dispatcher:
                 state.late += 1
                 state.lane.cancel_overdue(ticket)
             if ticket.is_trial:
-                self._end_trial(state, now_s, None)
+                self._end_trial(state, now_s, ticket, None)
                 continue
             elapsed_s = now_s - ticket.submitted_s
             state.missed(op, elapsed_s)
@@ -325,15 +323,13 @@ class Dispatcher:
             if state.relisting is not None:
                 state.relisting.begin()
                 continue
-            key, deadline_s = next(self._trial_keys), now_s + state.limits.trial_deadline_s
-            op = TierOp(_TRIAL_OP_ID, state.index, Verb.PROBE, (key,), (), deadline_s)
-            if self._offer(state, Ticket(op, now_s, is_trial=True)):
+            if self._offer(state, state.trial(next(self._trial_keys), now_s)):
                 self._trials += 1
             else:  # the queue is full of operations that no thread took: the same as a missed deadline
                 state.breaker.trial_ended(now_s, answered=False)
 
-    def _end_trial(self, state: TierState, now_s: float, result: TicketResult | None) -> None:
-        state.breaker.trial_ended(now_s, answered=result is not None and result.tally.answered)
+    def _end_trial(self, state: TierState, now_s: float, ticket: Ticket, result: TicketResult | None) -> None:
+        state.trial_ended(ticket, result, now_s)
         if state.breaker.usable:
             self._report_health(state, "a trial was answered", usable=True)
 

@@ -10,20 +10,25 @@ import math
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.health.breaker import Breaker, State
+from tierkv.dispatch.health.failed_reads import FailedReads
 from tierkv.dispatch.health.failure_log import FailureLog
 from tierkv.dispatch.health.write_gate import WriteGate
 from tierkv.dispatch.lanes.lane import Lane
-from tierkv.dispatch.lanes.ticket import Ticket
+from tierkv.dispatch.lanes.ticket import Ticket, TicketResult
 from tierkv.dispatch.scanning import Relisting, Scan
 from tierkv.dispatch.stats import Tally, TierStats, io_histograms
 from tierkv.metrics.definitions import READ_QUEUE_SECONDS, READ_SECONDS, WRITE_QUEUE_SECONDS, WRITE_SECONDS
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.stack_stats import Series
 from tierkv.metrics.watched import TierCondition, TierLoad
+from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, TierListing, TierOp, Verb
 
 BREAKER_NUMBERS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 """State of a breaker as the value of a gauge."""
+
+TRIAL_OP_ID = -1
+"""Number of every trial's operation."""
 
 SILENT_FAILURES = 3
 """Failures as which an operation counts that failed late, or missed its deadline, while the tier answered nothing.
@@ -78,6 +83,8 @@ class TierState:
     """Refuses operations while the tier is unusable."""
     writes: WriteGate = field(init=False)
     """Refuses writes while they fail, also if reads succeed."""
+    reads: FailedReads = field(init=False)
+    """Counts reads that fail, also if other operations succeed."""
     failures: FailureLog = field(init=False)
     """Logs its failures and its service."""
     series: tuple[Series, ...] = field(init=False)
@@ -104,6 +111,8 @@ class TierState:
     """Time at which the latest operation that was answered ended."""
     hangs: bool = False
     """Whether it went out of service, the latest time, because it answered nothing."""
+    is_unreadable: bool = False
+    """Whether it went out of service, the latest time, because its reads alone failed."""
     relisting: Relisting | None = None
     """Content of the tier while it is unlisted: its scan at open failed, and it serves nothing. None: it is listed."""
 
@@ -112,6 +121,7 @@ class TierState:
         tier = self.lane.tier
         bounds = (tier.name, self.limits.breaker_failures, self.limits.breaker_cooldown_s)
         self.breaker, self.writes = Breaker(*bounds), WriteGate(*bounds, tier.log)
+        self.reads = FailedReads(self.limits.breaker_failures)
         self.failures = FailureLog(tier.name, tier.log)
         self.series = (
             Series(READ_SECONDS, (tier.name,), self.seconds[Verb.READ]),
@@ -145,10 +155,14 @@ class TierState:
         # may still delete some.
         if op.verb is not Verb.DELETE:
             self.breaker.succeeded(now_s)
+        if op.verb is Verb.READ and op.keys:
+            self.reads.answered(op.keys[-1])
         if op.verb is Verb.WRITE and tally.no_space and not tally.frame_bytes:
             self.writes.found_no_room(op.op_id, now_s, tally.faults[OutcomeKind.NO_SPACE][1])
         elif op.verb is Verb.WRITE:
             self.writes.ended(op.op_id, now_s)
+            if op.keys:
+                self.reads.written(op.keys[-1])
 
     def measure(self, ticket: Ticket, elapsed_s: float) -> None:
         """Measure an operation that ended ``elapsed_s`` after its submission."""
@@ -190,12 +204,34 @@ class TierState:
         is_long = ticket.deadline_reported or silent_s >= self.limits.trial_deadline_s
         is_silent = is_long and self.answered_s <= ticket.submitted_s
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
+        if op.verb is Verb.READ and was_usable and op.keys:
+            self.reads.failed(op.keys[-1], op.deadline_s - ticket.submitted_s)
+            if self.breaker.usable and self.reads.are_too_many:  # other operations succeed
+                self.breaker.trip(now_s)
+                self.hangs, self.is_unreadable = False, True
+                return f"{self.limits.breaker_failures} reads in a row failed, the last with: {why}"
         if self.breaker.usable or not was_usable:
             return ""
-        self.hangs = is_silent
+        self.hangs, self.is_unreadable = is_silent, False
         if is_silent:
             return f"it has answered nothing for {silent_s:.3g} s, and operations failed, the last with: {why}"
         return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"
+
+    def trial(self, key: Key, now_s: float) -> Ticket:
+        """Return a trial: a probe of ``key``, or reads if the tier cannot be read."""
+        if not self.is_unreadable:
+            op = TierOp(TRIAL_OP_ID, self.index, Verb.PROBE, (key,), (), now_s + self.limits.trial_deadline_s)
+        else:
+            deadline_s = now_s + max(self.limits.trial_deadline_s, self.reads.deadline_s)
+            op = TierOp(TRIAL_OP_ID, self.index, Verb.READ, self.reads.trial_keys(), (), deadline_s)
+        return Ticket(op, now_s, is_trial=True)
+
+    def trial_ended(self, ticket: Ticket, result: TicketResult | None, now_s: float) -> None:
+        """A trial ended. result: None if it missed its deadline."""
+        answered = result is not None and result.tally.answered
+        if answered and result is not None and ticket.op.verb is Verb.READ:
+            answered = FailedReads.is_answer(result.outcomes)
+        self.breaker.trial_ended(now_s, answered=answered)
 
     def scan_failed(self, scan: Scan, now_s: float) -> None:
         """Take the tier out of service until a scan succeeds. A scan that is late counts as the first trial."""

@@ -133,7 +133,7 @@ class Tier:
         Args:
             verb: the operation.
             keys: its keys.
-            slots: one per key for READ and WRITE, otherwise none.
+            slots: one per key for READ and WRITE, otherwise none. A READ without any drops what it has read.
             deadline_s: time on the tier's clock after which no try starts. Keys that were not tried are TIMED_OUT.
             outcomes: receives each outcome as soon as it is known; see :meth:`Retrier.run`.
             ranks: one per key for WRITE (:attr:`WriteRequest.rank`); empty: unknown.
@@ -163,11 +163,12 @@ class Tier:
         Raises:
             EngineProtocolError: READ or WRITE came without one slot per key.
         """
-        if len(slots) != (len(keys) if verb in _SLOTTED else 0):
+        is_trial = verb is Verb.READ and not slots
+        if len(slots) != (len(keys) if verb in _SLOTTED and not is_trial else 0):
             raise EngineProtocolError(f"{verb.name} of {len(keys)} keys came with {len(slots)} slots", tier=self.name)
         if self.capabilities.read_only and verb in _CHANGING:
             return OpResult([_REFUSED] * len(keys))
-        do = {Verb.READ: self._read, Verb.PROBE: self._probe, Verb.DELETE: self._delete}
+        do = {Verb.READ: self._try_read if is_trial else self._read, Verb.PROBE: self._probe, Verb.DELETE: self._delete}
 
         async def attempt(indices: Sequence[int]) -> list[KeyResult]:
             some, refs = [keys[i] for i in indices], [slots[i] for i in indices] if slots else []
@@ -231,6 +232,17 @@ class Tier:
         if sum(map(pool.release, buffers)) < len(buffers):
             self.log.report(BUFFER_KEPT, tier=self.name)
         return key_results
+
+    async def _try_read(self, keys: Sequence[Key], _slots: Sequence[SlotRef]) -> list[KeyResult]:
+        """Read to buffers that are dropped. What is read is not verified: it is used by no request."""
+        pool = ReadBuffers(self._arena.slot_bytes)
+        buffers = [pool.take() for _ in keys]  # each keeps its memory mapped while the backend has a view of it
+        requests = [ReadRequest(key, buffer.view) for key, buffer in zip(keys, buffers, strict=True)]
+        results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
+        return [
+            failed_result(result) if isinstance(result, BaseException) else KeyResult(ABSENT if result is None else OK)
+            for result in results
+        ]
 
     def _accept(self, key: Key, ref: SlotRef, result: ReadResult | BaseException) -> KeyResult:
         if result is None:

@@ -41,7 +41,7 @@ class TierOp:
     keys: tuple[Key, ...]
     """Keys of the chunks."""
     slots: tuple[SlotRef, ...]
-    """One slot per key for READ (filled) and WRITE (read); empty otherwise."""
+    """One slot per key for READ (filled) and WRITE (read); empty otherwise, and of a READ that only tries the tier."""
     deadline_s: float
     """Deadline in seconds, on the stack's clock."""
     ranks: tuple[int, ...] = ()

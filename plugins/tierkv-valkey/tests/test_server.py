@@ -15,7 +15,7 @@ from valkey_support import CHUNK_NAMES, context, frames, heals, only_misses, ope
 import tierkv_valkey
 from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError, TierKVError
 from tierkv.testing.engines.hand_engine import Prompt
-from tierkv.testing.engines.small_stack import SmallStack
+from tierkv.testing.engines.small_stack import TESTED, SmallStack
 from tierkv_valkey import ValkeyOptions
 from tierkv_valkey.nodes.node import REST_S
 
@@ -196,6 +196,24 @@ def test_a_stack_serves_while_its_server_is_away(server: ValkeyServer, tmp_path:
             assert stack.load(other) == 4, "the host tier's own chunks"
             come_back()
             until(lambda: serves_again(stack, prompt), "hits after the return")
+
+
+def test_a_server_that_refuses_reads_announces_no_hit(server: ValkeyServer, tmp_path: Path) -> None:
+    """A user without GET: probes and writes succeed, and each hit would be a load that fails. Reads alone end that."""
+    prompts = [Prompt(number) for number in range(4)]
+    with small_stack(server, tmp_path, tier={"breaker_failures": 3}) as stack:
+        stack.store_all(*prompts)
+        server.ask("ACL", "SETUSER", "default", "-get", "-mget")
+        for number, prompt in enumerate(prompts[:3]):
+            assert stack.load_cold(prompt) == 0
+            stack.store_all(Prompt(10 + number))
+        assert not stack.stack.tiers.health()[TESTED].usable
+        calls = stack.faulty.calls.count("read_into")
+        assert stack.load_cold(prompts[3]) == 0
+        assert stack.faulty.calls.count("read_into") == calls
+        server.ask("ACL", "SETUSER", "default", "allcommands")
+        stack.until_usable()
+        assert stack.load_cold(prompts[3]) == 4
 
 
 def test_a_server_that_is_not_there_is_named_at_open(server: ValkeyServer) -> None:

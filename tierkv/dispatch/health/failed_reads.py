@@ -1,0 +1,66 @@
+"""Reads of one tier that failed in a row, whether or not its other operations succeed.
+
+An access list that refuses reads, a bucket that may only be written, or unreadable files: probes and writes succeed, so
+each hit would be announced, would fail, and its request would wait for nothing. Reads are therefore counted on their
+own. An outage that they cause ends when a read is answered. Used on the engine's thread alone; no method waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Outcome, OutcomeKind
+
+KNOWN_MAX = 4
+"""Chunks that are remembered as read or written."""
+
+_FAILURES = {OutcomeKind.FAILED, OutcomeKind.TIMED_OUT}
+
+
+class FailedReads:
+    """Counts failed reads, and knows chunks that show whether the tier can be read again.
+
+    Args:
+        failures_max: failed reads in a row after which the tier counts as unreadable.
+    """
+
+    def __init__(self, failures_max: int) -> None:
+        self._failures_max = failures_max
+        self._failed: deque[Key] = deque(maxlen=failures_max)
+        self._known: deque[Key] = deque(maxlen=KNOWN_MAX)
+        self.deadline_s = 0.0
+        """Seconds that the latest failed read was given, and that a read in a trial gets."""
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the tier counts as unreadable."""
+        return len(self._failed) == self._failures_max
+
+    def failed(self, key: Key, deadline_s: float) -> None:
+        """A read failed. key: one of its chunks; deadline_s: seconds that it was given."""
+        self._failed.append(key)
+        self.deadline_s = deadline_s
+
+    def answered(self, key: Key) -> None:
+        """A read was answered."""
+        self._known.append(key)
+        self._failed.clear()
+
+    def written(self, key: Key) -> None:
+        """A chunk was written."""
+        self._known.append(key)
+
+    def trial_keys(self) -> tuple[Key, ...]:
+        """Chunks to read in a trial: those of failed reads, and the ones that were last read or written.
+
+        Of both kinds, so that a few chunks that can never be read again do not keep the tier out of service.
+        """
+        return tuple(dict.fromkeys([*self._failed, *self._known]))
+
+    @staticmethod
+    def is_answer(outcomes: Sequence[Outcome]) -> bool:
+        """Whether the reads of a trial show that the tier can be read. Absent chunks show nothing while others fail."""
+        kinds = {outcome.kind for outcome in outcomes}
+        return not kinds & _FAILURES or bool(kinds - _FAILURES - {OutcomeKind.ABSENT})
