@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tierkv.integrations.vllm import identity
-from tierkv.integrations.vllm.identity import Adapters, folder_digest, weights_identity, weights_words
+from tierkv.integrations.vllm.identity import Adapters, digest_of, folder_digest, weights_identity, weights_words
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -37,6 +37,41 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path: Path) -> None:
     assert weights_identity(SimpleNamespace(model="org/m")) == ""
     local = SimpleNamespace(model=str(write(tmp_path, b"weights")), hf_config=SimpleNamespace(_commit_hash=None))
     assert weights_identity(local) == folder_digest(str(tmp_path)) != ""
+
+
+def test_a_configuration_from_another_folder_is_none_of_the_weights(tmp_path: Path) -> None:
+    """With ``--hf-config-path``, a commit of the hub is that of the configuration: the weights are not known by it."""
+    weights, config = write(tmp_path / "weights", b"weights"), tmp_path / "config"
+    config.mkdir()
+    fields = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "model": str(weights)}
+    hub = SimpleNamespace(**fields, hf_config_path="org/m", hf_config=SimpleNamespace(_commit_hash="1f0c"))
+    assert weights_identity(hub) == folder_digest(str(weights))
+    local = SimpleNamespace(**fields, hf_config_path=str(config))
+    words = []
+    for text in ("first", "other", "first"):
+        (config / "config.json").write_text(text, encoding="utf-8")
+        words.append(weights_words(SimpleNamespace(model_config=local, speculative_config=None))["config"])
+    assert words[0] == words[2] != words[1]
+    assert weights_words(SimpleNamespace(model_config=hub, speculative_config=None))["config"] not in words
+
+
+@pytest.mark.parametrize(
+    ("load_format", "extra", "word"),
+    [
+        ("auto", {"enable_multithread_load": True}, None),
+        ("safetensors", {}, None),
+        ("dummy", {}, "dummy"),
+        ("tensorizer", {"tensorizer_uri": "/weights"}, f"tensorizer/{digest_of({'tensorizer_uri': '/weights'})}"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_folder_make_another_namespace(
+    load_format: str, extra: dict[str, object], word: str | None
+) -> None:
+    """A server is started with random weights first, for its speed: its chunks are none of the real model."""
+    model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides={})
+    load = SimpleNamespace(load_format=load_format, model_loader_extra_config=extra)
+    config = SimpleNamespace(model_config=model, speculative_config=None, load_config=load)
+    assert weights_words(config).get("load") == word
 
 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}

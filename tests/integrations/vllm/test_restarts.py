@@ -76,15 +76,29 @@ def test_a_process_that_was_killed_leaves_what_the_tier_had_acknowledged(
     assert tokens_of(second) == tokens_of(first)
 
 
-def test_other_overrides_of_the_same_weights_find_nothing(
-    seam: Seam, start_engine: StartEngine, tmp_path: Path
+OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "overrides": ({}, {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}}),
+    "random weights": ({"load_format": "dummy"}, {}),
+    "layers in full precision": (
+        {"kv_cache_dtype": "fp8_e4m3", "kv_cache_dtype_skip_layers": ["0"]},
+        {"kv_cache_dtype": "fp8_e4m3", "kv_cache_dtype_skip_layers": ["1"]},
+    ),
+}
+"""Arguments of a first engine and of another one, which computes other KV for blocks of equal size."""
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_an_engine_that_computes_otherwise_finds_nothing(
+    seam: Seam, what: str, start_engine: StartEngine, tmp_path: Path
 ) -> None:
-    """Weights and pages are equal, the KV is not: with chunks of the first engine, the second gave wrong tokens."""
+    """Folder and size of blocks are equal, the KV is not: with chunks of the first engine, the second gave wrong
+    tokens."""
     asked = prompts("overrides", 2)
     tier = {"backend": "disk", "path": str(tmp_path / "tier"), "capacity": "64MiB"}
-    turned = {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}}
-    first = setup_over(seam, tier)
-    other = replace(first, arguments={**first.arguments, **turned})
+    before_arguments, other_arguments = OTHERWISE[what]
+    setup = setup_over(seam, tier)
+    first = replace(setup, arguments={**setup.arguments, **before_arguments})
+    other = replace(setup, arguments={**setup.arguments, **other_arguments})
     with start_engine(first) as engine:
         before = engine.call("vllm_scenarios:serve", prompts=asked)
     with start_engine(other) as engine:

@@ -189,10 +189,17 @@ def test_states_inside_blocks_are_refused(attention: Any, hash_block: int, words
         {"model__hf_overrides": {"rope_scaling": {"factor": 2}}},
         {"model__multimodal_config": SimpleNamespace(mm_processor_kwargs={"size": 224})},
         {"model__multimodal_config": SimpleNamespace(media_io_kwargs={"video": {"num_frames": 8}})},
+        {"model__multimodal_config": SimpleNamespace(video_pruning_rate=0.5)},
+        {"model__quantization_config": {"ignore": ["lm_head"]}},
+        {"model__hf_config_path": "/another/config"},
+        {"model__model_class_overrides": {"A": "module:B"}},
+        {"load": SimpleNamespace(load_format="dummy")},
+        {"cache__kv_cache_dtype_skip_layers": ["0"]},
         {"model__model": "org/other"},
         {"model__revision": "v2"},
         {"cache__cache_dtype": "fp8"},
         {"attention": SimpleNamespace(backend=SimpleNamespace(name="TRITON_ATTN"))},
+        {"attention": SimpleNamespace(backend_per_kind={"sliding_window": SimpleNamespace(name="TRITON_ATTN")})},
         {"parallel__world_size": 2},
     ],
     ids=str,
@@ -204,7 +211,7 @@ def test_what_changes_the_bytes_changes_the_shape(changes: dict[str, Any]) -> No
     assert engine_spec(vllm_config(**changes), kv_cache_config(FULL)) != plain
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "processor_config.json", "params.json", "model.py"])
 def test_other_weights_in_the_same_folder_change_the_shape(tmp_path: Path, name: str) -> None:
     """A model that was trained on keeps its path, and the sizes of its files. Pictures may be prepared otherwise."""
     shapes = []

@@ -390,12 +390,21 @@ def test_a_draft_that_no_test_shows_to_be_right_is_refused(
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"revision": "v2"}, {"quantization": "fp8"}, {"hf_overrides": {"rope_theta": 1}}, {"model": "weights"}],
-    ids=lambda other: next(iter(other)),
+    ("part", "name", "value"),
+    [
+        ("model", "revision", "v2"),
+        ("model", "quantization", "fp8"),
+        ("model", "hf_overrides", {"rope_theta": 1}),
+        ("model", "hf_config_path", "weights"),
+        ("model", "model", "weights"),
+        ("load", "load_format", "dummy"),
+        ("cache", "kv_cache_dtype_skip_layers", ["0"]),
+        ("attention", "backend", SimpleNamespace(name="TRITON_ATTN")),
+        ("attention", "backend_per_kind", {"sliding_window": SimpleNamespace(name="TRITON_ATTN")}),
+    ],
 )
 def test_other_weights_under_the_same_name_are_another_namespace(
-    stack: dict[str, Any], other: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    stack: dict[str, Any], part: str, name: str, value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Only workers can see this: the scheduler's side gets the name of the model alone."""
     monkeypatch.chdir(tmp_path)
@@ -410,8 +419,9 @@ def test_other_weights_under_the_same_name_are_another_namespace(
 
     before = namespace()
     assert namespace() == before
-    for name, value in other.items():
-        monkeypatch.setattr(spec.get_current_vllm_config().model_config, name, value)
+    config = spec.get_current_vllm_config()
+    changed = SimpleNamespace(**{**vars(getattr(config, f"{part}_config", SimpleNamespace())), name: value})
+    monkeypatch.setattr(config, f"{part}_config", changed, raising=False)
     assert namespace() != before
 
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.platforms import current_platform
 from vllm.version import __version__
 
 
-def device_words(backend: object = None) -> str:
+def named_backends(vllm_config: Any) -> str:  # noqa: ANN401 - vLLM's, which has no types here
+    """Attention backends that the user named, for all layers or for kinds of them; empty if vLLM chooses all."""
+    attention = getattr(vllm_config, "attention_config", None)
+    backend, kinds = getattr(attention, "backend", None), getattr(attention, "backend_per_kind", None) or {}
+    words = [_name_of(backend)] if backend else []
+    return ",".join([*words, *(f"{kind}:{_name_of(kinds[kind])}" for kind in sorted(kinds))])
+
+
+def _name_of(backend: object) -> str:
+    return str(getattr(backend, "name", backend))
+
+
+def device_words(named: str = "") -> str:
     """Describe device and attention backend in two words of a layout.
 
     Each attention backend arranges a page for its kernels. The name of a configured backend determines the arrangement.
@@ -14,13 +28,12 @@ def device_words(backend: object = None) -> str:
     the text always has the capabilities, because vLLM's CPU kernels arrange keys by them with any backend.
 
     Args:
-        backend: ``attention_config.backend``; None where vLLM chooses, or where it is unknown.
+        named: result of :func:`named_backends`; empty where it is unknown.
     """
-    named = getattr(backend, "name", None) or (str(backend) if backend else None)
     kind = str(current_platform.device_type)
     if kind == "cpu":
         kind = _cpu()
-    elif named is None:
+    elif not named:
         capability = current_platform.get_device_capability()
         if capability is not None:
             kind = f"{kind}-{capability.as_version_str()}"

@@ -21,18 +21,38 @@ SAMPLES = 1024
 """Number of places at which a larger file is read."""
 SAMPLE_BYTES = 4096
 
-_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".py"}
+"""Files of weights, and a model's own code."""
 _CONFIGS = {
     "adapter_config.json",
     "config.json",
+    "hf_quant_config.json",
+    "params.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "tekken.json",
     "video_preprocessor_config.json",
 }
-"""Files of configuration. Pictures that are prepared otherwise have other KV, and vLLM hashes the raw picture only."""
+"""Files of configuration. Pictures that are prepared otherwise have other KV, and vLLM hashes the raw picture only.
 
-_MEDIA = ("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype")
+Of Mistral's own format, ``params.json`` has the model's configuration, and ``tekken.json`` that of pictures and sounds.
+"""
+
+_MEDIA = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+)
 """Settings of vLLM's ``MultiModalConfig`` that change what the model gets of a picture, a video or a sound."""
+
+_FOLDER_FORMATS = {
+    "auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "instanttensor", "runai_streamer",
+}  # fmt: skip
+"""Values of ``--load-format`` with which vLLM reads the weights of the model's folder, all alike."""
 
 _Stamps = tuple[tuple[str, int, int], ...]
 
@@ -40,10 +60,17 @@ _Stamps = tuple[tuple[str, int, int], ...]
 def weights_identity(model_config: Any) -> str:  # noqa: ANN401 - vLLM's, which has no types here
     """Text that differs for other weights: the commit of a model from the hub, or a digest of the files of a folder.
 
-    Empty where neither is known. Then ``namespace.epoch`` of the stack must tell other weights apart.
+    Empty where neither is known. Then ``namespace.epoch`` of the stack must tell other weights apart. With
+    ``--hf-config-path``, the known commit is that of the configuration.
     """
+    commit = None if getattr(model_config, "hf_config_path", None) else _commit_of(model_config)
+    return commit or folder_digest(str(model_config.model))
+
+
+def _commit_of(model_config: Any) -> str | None:  # noqa: ANN401 - (the same)
+    """Commit of the model's configuration on the hub; None: the configuration is in a folder."""
     commit = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
-    return str(commit) if commit else folder_digest(str(model_config.model))
+    return str(commit) if commit else None
 
 
 def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
@@ -54,23 +81,49 @@ def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
 def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
     """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
 
-    These are the number format of the weights, overrides of the model's configuration, the preparation of pictures and
-    other media, the context length where the model computes otherwise for a long one, and the draft whose KV is stored
-    beside that of the model.
+    These are the number format of the weights, weights that are not those of the folder, a configuration from another
+    folder, overrides of it, other code, layers whose KV keeps its number format, the preparation of pictures and other
+    media, the context length where the model computes otherwise for a long one, and the draft whose KV is stored beside
+    that of the model. Settings that are not used add no word.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
-    if model.hf_overrides:
-        words["overrides"] = digest_of(model.hf_overrides)
-    config = getattr(model, "multimodal_config", None)
-    if media := {name: value for name in _MEDIA if (value := getattr(config, name, None))}:
-        words["media"] = digest_of(media)
+    words |= {name: digest_of(value) for name, value in _settings(vllm_config).items() if value}
+    if load := _other_weights(getattr(vllm_config, "load_config", None)):
+        words["load"] = load
     if limit := _context_limit(getattr(model, "hf_text_config", None)):
         words["context"] = "long" if _computes_as_for_long(model, limit) else "short"
     if speculative is not None and speculative.uses_draft_kv_cache():
         draft = speculative.draft_model_config
         words["draft"] = digest_of(revision_of(draft) or str(draft.model))
     return words
+
+
+def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
+    """Settings that count by their value, by the name of their word; those that are empty do not count."""
+    model = vllm_config.model_config
+    place = getattr(model, "hf_config_path", None)
+    config = getattr(model, "multimodal_config", None)
+    media = {name: value for name in _MEDIA if (value := getattr(config, name, None))}
+    if "video_pruning_rate" in media:
+        media["video_pruning_method"] = getattr(config, "video_pruning_method", None)
+    return {
+        "quantization": getattr(model, "quantization_config", None),
+        "config": (_commit_of(model) or folder_digest(place) or place) if place else None,
+        "overrides": model.hf_overrides,
+        "classes": getattr(model, "model_class_overrides", None),
+        "skips": getattr(getattr(vllm_config, "cache_config", None), "kv_cache_dtype_skip_layers", None),
+        "media": media,
+    }
+
+
+def _other_weights(load_config: Any) -> str:  # noqa: ANN401 - (the same)
+    """Name of the loader, where the weights are not those of the model's folder; empty where they are."""
+    kind = str(getattr(load_config, "load_format", "auto"))
+    if kind in _FOLDER_FORMATS:
+        return ""
+    extra = getattr(load_config, "model_loader_extra_config", None)
+    return f"{kind}/{digest_of(extra)}" if extra else kind
 
 
 def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)

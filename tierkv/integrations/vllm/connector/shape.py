@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from tierkv.errors import ConfigError
-from tierkv.integrations.vllm.device import device_words
+from tierkv.integrations.vllm.device import device_words, named_backends
 from tierkv.integrations.vllm.engine_checks import check_cache, check_context, check_nodes, check_speculation
 from tierkv.integrations.vllm.identity import digest_of, revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
@@ -171,7 +171,6 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
     their kernels. What :func:`.weights_words` names changes the values themselves.
     """
     cache = vllm_config.cache_config
-    attention = getattr(vllm_config, "attention_config", None)
     parts = {
         "kv": _kv_layout(cache, kv_cache_config),
         "layers": digest_of([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
@@ -180,7 +179,7 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
         parts["states"] = digest_of([states, bool(getattr(cache, "use_replayssm", False))])
     parts |= weights_words(vllm_config)
     words = [f"{name}={value}" for name, value in parts.items()]
-    return " ".join([*words, device_words(getattr(attention, "backend", None))])
+    return " ".join([*words, device_words(named_backends(vllm_config))])
 
 
 def _kv_layout(cache_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (the same)

@@ -15,7 +15,7 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferResult
 
 from tierkv.config.resolving import resolve
-from tierkv.integrations.vllm.device import device_words
+from tierkv.integrations.vllm.device import device_words, named_backends
 from tierkv.integrations.vllm.engine_checks import (
     check_context,
     check_nodes,
@@ -131,7 +131,10 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             rank, states = self.config.parallel.rank, layer_states(self.config.groups)
             note = None
             if rank == 0:
-                words = " ".join(f"{name}={value}" for name, value in weights_words(vllm_config).items())
+                facts = weights_words(vllm_config)
+                if named := named_backends(vllm_config):
+                    facts["backend"] = named
+                words = " ".join(f"{name}={value}" for name, value in facts.items())
                 note = WorkerNote(self.config.engine_id, states, revision_of(vllm_config.model_config), words)
                 warn_of_lost_stores(vllm_config, self._stack_config)
             self._worker = TierKVWorker(_pages(kv_caches), rank, note, contains=contains_errors())
