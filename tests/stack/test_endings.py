@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from stack_bed import Faults
 
 import tierkv
+from tierkv.errors import EngineProtocolError
 from tierkv.stack.stack import Stack
 from tierkv.testing.faults import raise_error
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.transfers import WorkerOutput
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (64,)),), 16)
 IDS = (1, 2, 3, 4)
@@ -157,3 +160,42 @@ def test_a_flush_reports_failed_writes(tmp_path: Path, write: str) -> None:
     faults.last.rules.remove(rule)
     assert stack.flush() is True
     assert stack.close()
+
+
+def test_a_closed_stack_refuses_further_steps(tmp_path: Path) -> None:
+    """Calls went on as if nothing had happened: chunks were offered that nothing could load, and none was stored."""
+    stack = opened(config_of(tmp_path))
+    compute(stack, "a")
+    assert stack.close()
+    calls: list[Callable[[], object]] = [
+        lambda: stack.on_new_request(Prompt("b")),
+        lambda: stack.get_num_new_matched_tokens(Prompt("b"), 0),
+        lambda: stack.build_connector_meta(StepOutput()),
+        stack.flush,
+    ]
+    for call in calls:
+        with pytest.raises(EngineProtocolError, match="this stack is closed"):
+            call()
+    stack.request_finished(Prompt("a"), [IDS])
+    stack.update_connector_output(WorkerOutput())
+    assert stack.close(), "late reports and a second close are no mistakes"
+
+
+def test_a_closed_staged_stack_refuses_further_steps(tmp_path: Path) -> None:
+    """As above, for the other kind of stack."""
+    stack = tierkv.open_staged_stack(config_of(tmp_path), SPEC)
+    stack.close()
+    with pytest.raises(EngineProtocolError, match="this stack is closed"):
+        stack.flush()
+
+
+def test_a_close_without_kv_tensors_reports_the_loss(tmp_path: Path) -> None:
+    """A worker that was given a store, and never its tensors. Close raised, in place of the error that the ``with``
+    block ended with, and the second call knew of nothing.
+    """
+    stack = tierkv.open_stack(config_of(tmp_path), SPEC)
+
+    compute(stack, "a")
+    with pytest.raises(EngineProtocolError, match="register_kv_caches must be called"):
+        step(stack)
+    assert not stack.close()

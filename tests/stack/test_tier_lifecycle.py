@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,6 +149,18 @@ def test_a_tier_that_hangs_leaves_the_stack_in_service(
         step_until(stack, lambda: change.done)
         assert serve(stack, OTHERS) == expected(OTHERS)
         assert stack.flush()
+
+
+@pytest.mark.parametrize("timeout_s", [None, "5", math.inf])
+def test_a_detachment_without_a_time_changes_nothing(tmp_path: Path, timeout_s: Any) -> None:
+    """The tier left the stack, and kept its files and its lock until the close: the step failed half-way."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        with pytest.raises(EngineProtocolError, match=r"detach: timeout_s = .*: give a finite number"):
+            stack.tiers.detach("disk", timeout_s=timeout_s)
+        with pytest.raises(EngineProtocolError, match=r"detach: name = \['disk'\]: give the name"):
+            stack.tiers.detach(["disk"])  # type: ignore[arg-type]  # on purpose
+        assert not stack.has_pending_work()
+        assert stack.tiers.names == ("disk",)
 
 
 def test_a_failed_attachment_changes_nothing(tmp_path: Path, faults: Faults) -> None:

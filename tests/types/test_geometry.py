@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 from core_truth import engine_spec
 from group_parts import attended, full, local, ssm, window
@@ -9,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.errors import ConfigError
-from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry, cdiv
 
 
@@ -186,3 +191,26 @@ def test_an_engine_has_groups() -> None:
     """An engine without a group is a mistake in the adapter, reported as one."""
     with pytest.raises(ConfigError, match="no KV cache group"):
         Geometry.of(EngineSpec("m", "bf16", (), 16))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": full()}, r"EngineSpec\.groups = GroupSpec.*: give a tuple of tierkv\.GroupSpec"),
+        ({"rank": 1}, r"EngineSpec\.rank = 1 of world_size = 1"),
+        ({"world_size": 0}, r"EngineSpec\.rank = 0 of world_size = 0"),
+        ({"capabilities": EngineCapabilities(prefill_tokens_per_s=0)}, "prefill_tokens_per_s = 0: give a number above"),
+        ({"capabilities": EngineCapabilities(prefill_tokens_per_s=math.nan)}, "prefill_tokens_per_s = nan"),
+        ({"capabilities": EngineCapabilities(prefill_tokens_per_s="fast")}, "prefill_tokens_per_s = 'fast'"),
+    ],
+)
+def test_a_description_of_an_engine_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    """The forgotten comma of a tuple ended with a TypeError; a speed of 0, in a division by zero in a lookup."""
+    with pytest.raises(ConfigError, match=message):
+        Geometry.of(replace(EngineSpec("m", "float32", (full(),), 4), **fields))
+
+
+def test_a_speed_may_be_a_number_of_numpy() -> None:
+    """Measured speeds often are."""
+    capabilities = EngineCapabilities(prefill_tokens_per_s=np.int64(900))  # type: ignore[arg-type]  # not a float
+    Geometry.of(EngineSpec("m", "float32", (full(),), 4, capabilities=capabilities))

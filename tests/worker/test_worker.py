@@ -305,6 +305,8 @@ def pages(width: int) -> np.ndarray:
         ([[pages(60), pages(128)], [pages(32)]], "60 bytes"),
         ([[pages(128)[:, ::2], pages(128)], [pages(32)]], "contiguous"),
         ([["tensor", pages(128)], [pages(32)]], "expected a torch tensor"),
+        ([[pages(64)[:0], pages(128)], [pages(32)]], r"tensor 0: shape \(0, 64\) has no blocks"),
+        (None, "caches = NoneType: give a list"),
     ],
 )
 def test_wrong_caches_are_refused_by_name(bed: Bed, caches: list[list[object]], message: str) -> None:

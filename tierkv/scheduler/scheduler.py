@@ -36,7 +36,7 @@ from tierkv.scheduler.store.stores import Stores
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import NO_REQUEST, ConnectorMeta, WorkerOutput
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 _NO_INSTRUCTIONS = ConnectorMeta()
 
@@ -141,8 +141,7 @@ class OffloadScheduler:
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
-            if request.request_id == NO_REQUEST:
-                raise EngineProtocolError("a request has an empty id: give each its own", request_id=NO_REQUEST)
+            rules.check_new_request(request)
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
             rules.check_hashes(record, rules.HASHES_CHECKED_MAX)

@@ -35,6 +35,9 @@ the copy threads and observers have ``GRACE_S`` each, the record and the file of
 WAIT_MAX_S = 7 * 86_400.0
 """Longest time of a flush or a close. Waits of the system count milliseconds, and end after some weeks."""
 
+CLOSED = "this stack is closed, and can neither load nor store: open another one"
+"""Message of a call that begins a step, or flushes, after the close."""
+
 _POLL_S = 0.001
 
 
@@ -86,6 +89,7 @@ class StackCore:
         )  # fmt: skip
         """Steps that leave the tiers alone."""
         self._closed_with: bool | None = None  # the answer of the first close
+        self._is_closed = False  # from the end of its write-back on
         self.watch = CounterWatch(wiring.counters, wiring.log, wiring.manager.passages.waiting)
         """Log lines about the counters."""
         self._look_s = clock()  # of the next look at the counters
@@ -93,8 +97,14 @@ class StackCore:
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Take in what tiers have completed, once per step; a later call in the same step does nothing."""
+        """Take in what tiers have completed, once per step; a later call in the same step does nothing.
+
+        Raises:
+            EngineProtocolError: the stack is closed.
+        """
         if not self.in_step:
+            if self._is_closed:
+                raise EngineProtocolError(CLOSED)
             self.in_step = True
             self.rests.left = 0
             if self._is_recorded:
@@ -174,9 +184,11 @@ class StackCore:
             Whether all chunks were written in time, and none was dropped or failed meanwhile.
 
         Raises:
-            EngineProtocolError: ``timeout_s`` is no number of seconds; nothing was done.
+            EngineProtocolError: ``timeout_s`` is no number of seconds, or the stack is closed; nothing was done.
         """
         timeout_s = bounded_seconds("flush", timeout_s)
+        if self._is_closed:
+            raise EngineProtocolError(CLOSED)
         counters = self.wiring.counters
         deadline_s, lost = self._clock() + timeout_s, counters.lost_below
         collect_reports(timeout_s)
@@ -213,8 +225,13 @@ class StackCore:
             with contextlib.ExitStack() as releases:
                 releases.callback(lambda: self._log_end(began_s, began))
                 self._add_releases(releases, deadline_s)
+                releases.callback(self._end)
                 self._closed_with = write_back(timeout_s)
         return self._closed_with
+
+    def _end(self) -> None:
+        """Refuse every further step. The first one of a closed stack would offer chunks that nothing can load."""
+        self._is_closed, self.in_step = True, False
 
     def _log_end(self, began_s: float, began: tuple[int, int]) -> None:
         abandoned, seconds = self._dispatcher.close(0.0), self._clock() - began_s

@@ -343,7 +343,7 @@ class Stack:
         """Hand out pending stores, flush, then release threads, files and memory. Idempotent.
 
         Workers in other processes get no further instructions. To lose nothing, such an engine steps and hands in their
-        reports until :meth:`has_pending_work` is false.
+        reports until :meth:`has_pending_work` is false. Calls that begin a step raise afterwards.
 
         It ends within ``timeout_s``, never ``inf``, and 7 seconds, however many tiers, or copies of workers, hang.
 
@@ -354,7 +354,11 @@ class Stack:
 
     def _write_back(self, timeout_s: float) -> bool:
         deadline_s = self._clock() + timeout_s
-        if self._drain_workers(timeout_s):  # otherwise a step could wait for a copy that hangs
+        try:
+            drained = self._drain_workers(timeout_s)
+        except EngineProtocolError:  # no KV tensors were ever registered: its transfers cannot be done
+            return False
+        if drained:  # otherwise a step could wait for a copy that hangs
             self._take_last_step()
         return self.flush(max(0.0, deadline_s - self._clock())) and not self._scheduler.has_transfers
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from numbers import Real
+from typing import Any, TypeVar
 
 from tierkv.errors import ConfigError
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
@@ -122,6 +124,7 @@ class Geometry:
             _check_group(i, group, engine.hash_block_tokens)
         factor = _blocks_per_chunk(engine, blocks, tokens)
         _check_workers(engine)
+        _check_shares(engine)
         aligned_tokens = _aligned_tokens(engine.groups, factor)
         groups = tuple(
             _group_geometry(i, group, factor, engine, aligned_tokens, parts=parts)
@@ -217,6 +220,7 @@ def _check_types(engine: EngineSpec) -> None:
     for name in _NUMBERS:
         _require_type(f"EngineSpec.{name}", getattr(engine, name), int, "a whole number")
     _require_type("EngineSpec.capabilities", engine.capabilities, EngineCapabilities, "a tierkv.EngineCapabilities")
+    _require_type("EngineSpec.groups", engine.groups or (), (tuple, list), "a tuple of tierkv.GroupSpec")
     for i, group in enumerate(engine.groups or ()):
         _require_type(f"EngineSpec.groups[{i}]", group, GroupSpec, "a tierkv.GroupSpec")
         for name in _GROUP_NUMBERS:
@@ -226,6 +230,19 @@ def _check_types(engine: EngineSpec) -> None:
         _require_type(f"group {i}: page_bytes", group.page_bytes, (tuple, list), "the bytes of each tensor's pages")
         for size in group.page_bytes:
             _require_type(f"group {i}: page_bytes", size, int, "whole numbers")
+
+
+def _check_shares(engine: EngineSpec) -> None:
+    if not 0 <= engine.rank < engine.world_size:
+        raise ConfigError(
+            f"EngineSpec.rank = {engine.rank} of world_size = {engine.world_size}: the shares of a model are counted "
+            "from 0 to world_size - 1"
+        )
+    rate: Any = engine.capabilities.prefill_tokens_per_s
+    if rate is not None and not (isinstance(rate, Real) and 0 < float(rate) < math.inf):
+        raise ConfigError(
+            f"EngineCapabilities.prefill_tokens_per_s = {rate!r:.80}: give a number above 0; None where it is unknown"
+        )
 
 
 def _require_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:

@@ -9,6 +9,7 @@ equals the part of a worker with these heads alone. These copies are strided, on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -161,6 +162,10 @@ def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
     Raises:
         EngineProtocolError: they do not; the message names the group.
     """
+    if not isinstance(caches, Sequence):
+        raise EngineProtocolError(
+            f"caches = {type(caches).__name__}: give a list with the list of tensors of each group"
+        )
     if len(caches) != len(geometry.groups):
         raise EngineProtocolError(
             f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}"
@@ -217,16 +222,22 @@ def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:
     return [_as_pages(group.index, i, tensor, group.page_bytes[i]) for i, tensor in enumerate(tensors)]
 
 
+def _check_shape(what: str, shape: Sequence[int]) -> None:
+    if not shape or 0 in shape:
+        raise EngineProtocolError(f"{what}: shape {tuple(shape)} has no blocks: give [num_blocks, ...]")
+
+
 def _as_pages(group: int, index: int, tensor: object, page_bytes: int) -> Bytes:
     """Return a ``[num_blocks, page_bytes]`` view of a tensor's memory."""
     what = f"group {group}, tensor {index}"
     if isinstance(tensor, np.ndarray):
+        _check_shape(what, tensor.shape)
         array = tensor
     else:
-        import torch  # noqa: PLC0415 - only engines with torch tensors need torch
-
-        if not isinstance(tensor, torch.Tensor):
+        torch: Any = sys.modules.get("torch")  # a tensor implies the import
+        if torch is None or not isinstance(tensor, torch.Tensor):
             raise EngineProtocolError(f"{what}: expected a torch tensor or numpy array, got {type(tensor).__name__}")
+        _check_shape(what, tensor.shape)
         if tensor.device.type != "cpu":
             raise EngineProtocolError(f"{what} is on {tensor.device}, others in host memory: a worker has one device")
         if not tensor.is_contiguous():

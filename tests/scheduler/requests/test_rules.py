@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,6 +228,25 @@ def test_a_negative_number_of_computed_tokens() -> None:
     core = make_core()
     request = core.arrive(8)
     refuses(core, lambda: core.ask(request, -1), "'a'", "-1 tokens are reported as computed")
+
+
+@pytest.mark.parametrize("computed", [1.5, 4.0, None, "4"])
+def test_a_number_of_computed_tokens_that_is_not_whole(computed: Any) -> None:
+    """It was kept, and then the end of the request failed as well: not even a drop got rid of it."""
+    core = make_core()
+    request = core.arrive(8)
+    refuses(core, lambda: core.ask(request, computed), "'a'", f"{computed!r} tokens are reported as computed: give a")
+    core.scheduler.drop_request("a")
+
+
+def test_lengths_that_are_no_whole_numbers() -> None:
+    """An engine divides, and gets 8.0: the error came from the middle of a lookup."""
+    core = make_core()
+    for name in ("num_tokens", "num_prompt_tokens"):
+        request = SimpleNamespace(request_id="b", num_tokens=8, num_prompt_tokens=8, block_hashes=[b"x"])
+        request.kv_transfer_params = None
+        setattr(request, name, 8.0)
+        refuses(core, lambda request=request: core.scheduler.on_new_request(request), "'b'", f"{name} is 8.0")
 
 
 def test_calls_out_of_order() -> None:

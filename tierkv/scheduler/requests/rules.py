@@ -9,6 +9,7 @@ from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.engine import BlockTables, Request
 from tierkv.types.geometry import Geometry
+from tierkv.types.transfers import NO_REQUEST
 
 
 def refused(request_id: str, why: str) -> EngineProtocolError:
@@ -83,12 +84,28 @@ def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
         seen[one] = i
 
 
+def check_new_request(request: Request) -> None:
+    """Check the id of a new request, and its lengths: all that follows counts with them.
+
+    Raises:
+        EngineProtocolError: the id is empty, or a length is no whole number.
+    """
+    if request.request_id == NO_REQUEST:
+        raise EngineProtocolError("a request has an empty id: give each its own", request_id=NO_REQUEST)
+    for name in ("num_tokens", "num_prompt_tokens"):
+        if not hasattr(length := getattr(request, name), "__index__"):
+            raise refused(request.request_id, f": {name} is {length!r:.80}: give a whole number")
+
+
 def check_computed(request: Request, num_computed_tokens: int) -> None:
     """Check the number of tokens that an engine has in its own cache.
 
     Raises:
-        EngineProtocolError: it is negative.
+        EngineProtocolError: it is no whole number, or negative.
     """
+    if not hasattr(num_computed_tokens, "__index__"):  # a fraction would end calls to come, also that of its end
+        why = f": {num_computed_tokens!r:.80} tokens are reported as computed: give a whole number"
+        raise refused(request.request_id, why)
     if num_computed_tokens < 0:
         raise refused(request.request_id, f": {num_computed_tokens} tokens are reported as computed: give 0 or more")
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.errors import EngineProtocolError
 from tierkv.manager.manager import OffloadManager
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.watched import TierCondition, TierContent, TierLoad
 from tierkv.policies.quotas import usage_by_tier
+from tierkv.stack.core import bounded_seconds
 from tierkv.stack.tier_lifecycle import TierChange, TierChanges
 
 _T = TypeVar("_T")
@@ -55,8 +57,14 @@ class StackTiers:
         From the engine's next step on, the tier is neither read nor written. Chunks that were queued for it are
         dropped and counted. Its backend is closed when its running calls have ended, or after ``timeout_s``; then the
         change is done. :meth:`TierChange.wait` raises for an unknown name.
+
+        Raises:
+            EngineProtocolError: the name is no text, or ``timeout_s`` no number of seconds, or ``inf``. Nothing has
+                changed.
         """
-        return self._changes.detach(name, timeout_s)
+        if not isinstance(name, str):
+            raise EngineProtocolError(f"detach: name = {name!r:.80}: give the name of a lower tier")
+        return self._changes.detach(name, bounded_seconds("detach", timeout_s))
 
     def detach_not_ours(self) -> tuple[str, ...]:
         """Take every tier out of service that a reset of all tiers must not empty: shared ones, and read-only ones.
