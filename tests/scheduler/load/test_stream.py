@@ -29,6 +29,7 @@ from stream_parts import (
 from tierkv.errors import IllegalTransitionError
 from tierkv.manager.lower.read_speed import READINGS_MIN
 from tierkv.scheduler.load.stream_state import STREAM_STATES, STREAM_TRANSITIONS, StreamEvent, StreamState
+from tierkv.scheduler.requests.observations import sources_of_hit
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
@@ -230,7 +231,7 @@ def test_sources_of_a_hit_that_streams() -> None:
     assert core.ask(request) == 80
     record = core.record(request)
     assert record.lookup.will_stream
-    assert core.scheduler._lookups.sources(record) == {"host": 6, "disk": 6, "second": 8}
+    assert sources_of_hit(record, core.manager) == {"host": 6, "disk": 6, "second": 8}
 
 
 def test_an_answer_of_a_shared_tier_need_not_be_fresh() -> None:

@@ -9,10 +9,12 @@ from simulation.checks.counters import COUNTED
 from simulation.checks.heads import HEADS
 from simulation.checks.service import ACCOUNT, IN_FULL
 from simulation.checks.writes import ONCE
+from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.world.world import NAMED
 from tierkv.dispatch.lanes.ticket import Ticket
 from tierkv.manager.lower.probe_queue import ProbeQueue
 from tierkv.manager.moves.write_through import Cascades
+from tierkv.manager.passages.passage import Passage
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
 from tierkv.policies.prefix_order import PrefixOrder
 from tierkv.scheduler.load.stream import Stream
@@ -200,6 +202,15 @@ def skipped_writes_count_as_written(patch: Patch) -> None:
         skip(self, tier, slot)
 
     patch.setattr(Cascades, "_skip", count)
+
+
+# -- early offers ----------------------------------------------------------------------------------------------------
+
+
+@breaks("calm", WRONG_BYTES)
+def chunks_that_are_being_read_are_copied(patch: Patch) -> None:
+    """The front of a hit that is offered early counts all chunks but the last one as arrived."""
+    patch.setattr(Passage, "front", property(lambda passage: len(passage.slots) - 1))
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from tierkv.manager.contract import HOST
-from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.host.chunk_state import CODES, ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.passages.slot_account import SlotUse
 from tierkv.manager.step_state import StepState
@@ -17,6 +17,8 @@ from tierkv.types.keys import Key
 
 NOT_GRANTED = -1
 """Slot number of a wanted chunk that has none yet."""
+FRONT_CHUNKS_MIN = 8
+"""Smallest front that is copied while the chunks behind it are being read; a job for fewer gains nothing."""
 
 
 class Passage:
@@ -33,6 +35,7 @@ class Passage:
         position: every chunk before this one has a slot.
         looked: chunks before this one were held if they were in the host tier when the passage began.
         outstanding: number of granted chunks that are not readable yet.
+        arrived: every chunk before this one was readable when :attr:`front` was asked for last.
         promised: whether the engine relies on its chunks, so that none may be taken away.
         lacks_host_slots: whether it found no host slot, though the account had room.
         held_back_version: version of the tiers' answers when a tier of unknown speed was found to read for others
@@ -43,9 +46,9 @@ class Passage:
     """
 
     __slots__ = (
-        "_host", "_origins", "_reading_s", "_step", "asked_s", "copies", "failed", "held_back_version", "hints", "keys",
-        "lacks_host_slots", "looked", "moved_s", "num_granted", "order", "outstanding", "owner", "position",
-        "promised", "slots", "trusts",
+        "_host", "_origins", "_reading_s", "_step", "arrived", "asked_s", "copies", "failed", "held_back_version",
+        "hints", "keys", "lacks_host_slots", "looked", "moved_s", "num_granted", "order", "outstanding", "owner",
+        "position", "promised", "slots", "trusts",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - only Passages makes one
@@ -80,6 +83,7 @@ class Passage:
         origins = self._origins if slots else {}
         self._origins = {slot: origins[slot] for slot in self.slots if slot in origins} if origins else {}
         self.position = 0
+        self.arrived = 0
         self.looked = 0
         self.failed = False
         self.promised = False
@@ -172,13 +176,16 @@ class Passage:
     def take_front(self, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | None:
         """Take the holds on ``keys`` out. Returns slots and sources; None unless they are the front of those wanted.
 
-        The other wanted chunks stay held, which they all must be.
+        They must be readable. The other wanted chunks stay held, which they all must be, or are still being read.
         """
         count = len(keys)
-        if not self.ready or not 0 < count < len(self.keys) or self.keys[:count] != keys:
+        if not self.complete or not 0 < count < len(self.keys) or self.keys[:count] != keys:
+            return None
+        if not self.ready and count > self.front:
             return None
         slots, origins = self.slots[:count], self._origins
         self.keys, self.slots = self.keys[count:], self.slots[count:]
+        self.arrived = max(0, self.arrived - count)
         self.num_granted = self.position = self.looked = len(self.keys)
         return slots, [origins.pop(slot, HOST) for slot in slots] if origins else [HOST] * count
 
@@ -212,6 +219,28 @@ class Passage:
     def ready(self) -> bool:
         """Whether every wanted chunk is readable and held."""
         return self.complete and not self.outstanding and not self.failed
+
+    @property
+    def front(self) -> int:
+        """Number of chunks, from the front, that are held and readable. Looks at each chunk once."""
+        slots, states, ready = self.slots, self._host.slots.states, CODES[ChunkState.READY]
+        at, end = self.arrived, len(slots) if self.complete else self.position
+        while at < end and states[slots[at]] == ready:
+            at += 1
+        self.arrived = at
+        return at
+
+    @property
+    def early_front(self) -> int:
+        """Number of chunks, from the front, that are worth a job while those behind them are being read; 0: none.
+
+        At least half of those wanted: then the rest, for which the engine's blocks wait, takes no longer than that, and
+        a passage has few jobs.
+        """
+        if not self.complete or self.failed or len(self.keys) < FRONT_CHUNKS_MIN:
+            return 0
+        front = self.front
+        return front if front >= max(FRONT_CHUNKS_MIN, len(self.keys) / 2) else 0
 
     @property
     def is_trusting(self) -> bool:

@@ -89,6 +89,10 @@ class Passages:
         """Note that a request that was asked about, or a store, found no slot in this step."""
         self._short_step = self._step.budget.step
 
+    def is_alone(self, owner: str) -> bool:
+        """Whether no other request has a passage."""
+        return len(self._by_owner) == 1 and owner in self._by_owner
+
     def get(self, owner: str) -> Passage | None:
         """Passage of an owner; None if it has none."""
         return self._by_owner.get(owner)

@@ -112,6 +112,7 @@ class Loads:
         local_tokens = record.computed_tokens
         plan = plan_load(record, self._geometry, blocks, local_tokens, external_tokens, self._chunks_max)
         end = local_tokens + external_tokens
+        self._lookups.renew_gathered(record)
         gathered = self._gathered_keys(record, plan)
         if len(gathered) < len(plan.keys) or len(gathered) > self._chunks_max:
             self._start_stream(record, plan, gathered, end)
@@ -140,9 +141,11 @@ class Loads:
     def _start_stream(self, record: RequestRecord, plan: LoadPlan, gathered: tuple[Key, ...], end: int) -> None:
         """Start a load in several jobs. If one call may not send what was gathered, :meth:`make_due_jobs` does."""
         manager, ctx, held = self._manager, record.ctx, record.lookup.gathered
-        if len(gathered) < len(held):  # the engine takes less than it was offered
+        if len(plan.keys) < len(record.lookup.wanted):  # the engine takes less than it was offered
             held = tuple(filter(set(gathered).__contains__, held))
-            manager.passages.shrink(ctx.request_id, held)
+            passage, in_plan = manager.passages.get(ctx.request_id), set(plan.keys)
+            if passage is not None:
+                manager.passages.shrink(ctx.request_id, tuple(filter(in_plan.__contains__, passage.keys)))
         if len(held) > self._chunks_max:
             manager.passages.begin_to_copy(ctx.request_id)
             grant = None
@@ -212,16 +215,15 @@ class Loads:
         return passages.reserve(ctx.request_id, stream.segment, ctx.hints)
 
     def _send_arrived(self, stream: Stream, passage: Passage | None) -> None:
-        """Send the segment, or the front of it that has slots, if no chunk of that is in flight.
+        """Send the segment, or the front of it that has arrived.
 
         A segment that is late is cut first.
         """
-        if passage is not None and not self._has_arrived(passage) and self._is_late(passage):
+        if passage is not None and not self._arrived_chunks(stream, passage) and self._is_late(passage):
             passage = self._cut_stream(stream, [self._first_missing(stream, passage)])
         if passage is None:
             self._send_segment(stream)
-        elif self._has_arrived(passage):
-            front = self._front_chunks(passage)
+        elif front := self._arrived_chunks(stream, passage):
             # Of too many, half as many as a job may have: to keep those behind held costs this call something, too.
             keys = passage.keys[: front if front <= self._chunks_max else max(1, self._chunks_max // 2)]
             keys = keys[: stream.num_checked]
@@ -235,9 +237,16 @@ class Loads:
         """Number of chunks of the segment, from the front, that have their slots."""
         return len(passage.keys) if passage.complete else passage.position
 
-    def _has_arrived(self, passage: Passage) -> bool:
-        """Whether a front of the segment is readable, and no chunk of it is in flight."""
-        return self._front_chunks(passage) > 0 and not passage.outstanding and not passage.failed
+    def _arrived_chunks(self, stream: Stream, passage: Passage) -> int:
+        """Number of chunks of the segment, from the front, to send now: those with slots, if none is in flight.
+
+        Behind the last segment nothing is read while it is copied: of that one, a large front is sent ahead.
+        """
+        if passage.failed:
+            return 0
+        if passage.outstanding:
+            return passage.early_front if stream.num_pending == len(passage.keys) else 0
+        return self._front_chunks(passage)
 
     def _first_missing(self, stream: Stream, passage: Passage) -> Key:
         """First chunk of the segment that has not arrived."""

@@ -1,4 +1,4 @@
-"""First segment of a hit that is longer than what can be gathered at once: pure functions."""
+"""First segment of a hit: the part that is gathered before the rest is promised. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from itertools import islice
 
 from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.types.keys import Key
+
+EARLY_S = 1.0
+"""Seconds of reading before an early offer at most. The rest is read in about the same time: GPU blocks wait for it."""
 
 
 def window_chunks_max(groups: Sequence[SearchGroup]) -> int:
@@ -51,3 +54,12 @@ def first_segment(
     missing = (key for key in wanted if key not in chosen)
     chosen.update(list(islice(missing, max(0, chunks_min - len(chosen)))))
     return tuple([key for key in wanted if key in chosen])
+
+
+def may_begin_early(groups: Sequence[SearchGroup], reading_s: float) -> bool:
+    """Whether a hit may be offered before all of its chunks are read, after ``reading_s`` seconds.
+
+    Not with windows, where one lost chunk costs the whole hit, and not with several groups, whose chunks are copied in
+    another order than they are read in.
+    """
+    return len(groups) == 1 and groups[0].window_chunks is None and reading_s <= EARLY_S

@@ -1,7 +1,7 @@
 """Open lookups: search, gather, then offer (decision 4).
 
-A hit longer than what can be gathered at once is offered whole as soon as its first segment is gathered. Its load then
-streams (:mod:`tierkv.scheduler.load.loads`).
+A hit longer than what can be gathered at once is offered whole as soon as its first segment is gathered, and the hit of
+a request that is alone as soon as half of it is. Its load then streams (:mod:`tierkv.scheduler.load.loads`).
 
 Each call settles the question, or answers None (:meth:`Lookups._defer`), within a bounded number of key operations. A
 repeated question costs O(1) while nothing has changed.
@@ -12,21 +12,21 @@ ahead of it. Then the answer is what is held. Neither a silent engine nor a queu
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import chain
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.passages.passage import Passage
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
+from tierkv.scheduler.lookup.first_segment import first_segment, may_begin_early, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
 from tierkv.scheduler.lookup.questions import Questions, SearchTurns, in_host_tier
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
-from tierkv.scheduler.requests.observations import arrival_of
+from tierkv.scheduler.requests.observations import arrival_of, sources_of_hit
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.keys import Key
@@ -123,7 +123,7 @@ class Lookups:
         if passage.failed:
             lookup.search_anew(self.now_s)
         elif not late and (not passage.ready or self._loads.has_any(lookup.wanted)):
-            return True, self._defer(record, None)
+            return True, self._offer_early(record, passage)
         elif passage.ready and (late or not lookup.will_stream or lookup.verifies):
             return True, self._offer(record, lookup.hit_tokens, late=late)  # late: another's load; its own may stream
         elif not late:
@@ -165,6 +165,25 @@ class Lookups:
         lookup, ctx = record.lookup, record.ctx
         asked_s = self.now_s if lookup.since_s is None else lookup.since_s
         return self._manager.passages.reserve(ctx.request_id, lookup.gathered, ctx.hints, asked_s)
+
+    def _offer_early(self, record: RequestRecord, passage: Passage) -> int | None:
+        """Offer a hit while its last chunks are being read, so that the first ones are copied meanwhile, or defer.
+
+        Only to a request that is alone: beside others, copies overlap with their reads in any case, and GPU blocks
+        that are allocated early would be missing for them.
+        """
+        lookup, is_alone = record.lookup, self._manager.passages.is_alone(passage.owner)
+        begins = passage.early_front and may_begin_early(record.search_groups, self.now_s - (lookup.since_s or 0.0))
+        if begins and is_alone and not lookup.will_stream and not self._loads.has_any(lookup.wanted):
+            lookup.gathered = lookup.gathered[: passage.front]
+            return self._offer(record, lookup.hit_tokens, late=False)
+        return self._defer(record, None)
+
+    def renew_gathered(self, record: RequestRecord) -> None:
+        """Count the chunks that have arrived since an early offer as gathered."""
+        lookup, passage = record.lookup, self._manager.passages.get(record.ctx.request_id)
+        if passage is not None and len(lookup.gathered) < len(passage.keys) and passage.complete:
+            lookup.gathered = lookup.wanted if passage.ready else passage.keys[: passage.front]
 
     def _is_still_open(self, record: RequestRecord) -> bool:
         """Whether another search could find nothing new now.
@@ -210,23 +229,11 @@ class Lookups:
             lookup.wanted, always, passages.readable(lookup.wanted), chunks_min, passages.hold_chunks_max
         )
 
-    def sources(self, record: RequestRecord) -> Counter[str]:
-        """Number of chunks per tier of the hit that was just answered."""
-        sources = self._manager.passages.count_sources(record.ctx.request_id)
-        lookup = record.lookup
-        if lookup.will_stream:
-            gathered = set(lookup.gathered)
-            for key in lookup.wanted:
-                if key not in gathered:
-                    tier = self._manager.read_costs.source_of(key, record.ctx)
-                    sources[HOST if tier is None else self._manager.tiers[tier].name] += 1
-        return sources
-
     def report_arrival(self, record: RequestRecord, tokens: int) -> None:
         """Report a request to policies with its first answer: ``tokens`` beyond the computed ones."""
         record.has_arrived = True
         if self._manager.wants_observations:
-            record.arrival = arrival_of(record, tokens, self.sources(record), self.now_s)
+            record.arrival = arrival_of(record, tokens, sources_of_hit(record, self._manager), self.now_s)
             self._manager.observe_request(record.arrival)
 
     def _search(
@@ -390,5 +397,4 @@ class Lookups:
         self._loads.clear()
         if self._to_reopen:
             self._open = OrderedDict(chain(self._to_reopen.items(), self._open.items()))
-        self._to_reopen = self._open
-        self._open = OrderedDict()
+        self._to_reopen, self._open = self._open, OrderedDict()

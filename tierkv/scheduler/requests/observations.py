@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tierkv.manager.contract import HOST
+from tierkv.manager.manager import OffloadManager
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import cdiv
 from tierkv.types.observation import RequestObservation, RequestPhase
+
+
+def sources_of_hit(record: RequestRecord, manager: OffloadManager) -> Counter[str]:
+    """Number of chunks per tier of the hit that was just answered."""
+    lookup, passage = record.lookup, manager.passages.get(record.ctx.request_id)
+    sources = manager.passages.count_sources(record.ctx.request_id)
+    if lookup.will_stream and passage is not None and len(passage.keys) < len(lookup.wanted):
+        here = set(passage.keys)
+        for key in lookup.wanted:
+            if key not in here:
+                tier = manager.read_costs.source_of(key, record.ctx)
+                sources[HOST if tier is None else manager.tiers[tier].name] += 1
+    return sources
 
 
 def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int], now_s: float) -> RequestObservation:
