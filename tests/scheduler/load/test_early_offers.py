@@ -114,7 +114,7 @@ def test_other_layouts_await_all_chunks(groups: tuple[object, ...]) -> None:
 
 
 def test_blocks_do_not_wait_for_a_slow_tier() -> None:
-    """What takes long to read would hold GPU blocks for as long, and the copy is a small part of it."""
+    """A slow tier would hold GPU blocks for as long as it reads, and the copy takes a small part of that."""
     bed = stream_bed(64)
     arrive(bed, CHUNKS)
     turn(bed, io=False, transfers=False)
@@ -155,7 +155,7 @@ def test_a_tier_that_hangs_after_the_offer() -> None:
     finish(bed)
 
 
-def test_what_arrives_before_the_engine_has_blocks_is_one_job() -> None:
+def test_chunks_that_arrive_before_the_engine_has_blocks_is_one_job() -> None:
     """The engine has been offered half of it, and allocates when all has arrived."""
     bed = stream_bed(64)
     arrive(bed, CHUNKS)
@@ -190,7 +190,7 @@ def test_an_engine_that_takes_less(accepts: float) -> None:
 @pytest.mark.parametrize("how", ["abort", "reset"])
 @pytest.mark.parametrize("copied", [False, True])
 def test_an_end_while_the_rest_is_read(how: str, copied: bool) -> None:
-    """Nothing leaks, and nothing of before a reset counts."""
+    """Nothing leaks, and a reset voids what was copied."""
     bed = half_read()
     if copied:
         bed.run_transfers()
