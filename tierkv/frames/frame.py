@@ -81,6 +81,10 @@ PARTS_MAX = (_NOTES - _PART_TABLE) // CHECKSUM_BYTES
 """Maximum number of parts that fit the header page."""
 
 
+class CutFrameError(CorruptFrameError):
+    """A frame ends before its header, or before the payload that its header claims."""
+
+
 class FrameHeader(NamedTuple):
     """Fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
 
@@ -225,7 +229,7 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
         CorruptFrameError: :func:`pack_header` did not write this page; the message names the first bad field.
     """
     if len(page) < HEADER_BYTES:
-        raise CorruptFrameError(f"frame is cut off: {len(page)} bytes, the header alone has {HEADER_BYTES}")
+        raise CutFrameError(f"frame is cut off: {len(page)} bytes, the header alone has {HEADER_BYTES}")
     fixed = bytes(page[: _FIXED.size])
     magic, version, flags, length, codec, namespace, key_bytes, key, raw, stored, stored_sum, raw_sum = _FIXED.unpack(
         fixed

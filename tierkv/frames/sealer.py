@@ -13,6 +13,7 @@ from tierkv.frames.frame import (
     KEY_BYTES_MAX,
     NO_CODEC,
     ZEROS,
+    CutFrameError,
     FrameHeader,
     checksum,
     checksum_of_parts,
@@ -145,7 +146,7 @@ class FrameSealer:
             expect_field("key", header.key, key)
         end = HEADER_BYTES + header.stored_bytes
         if end > len(frame):
-            raise CorruptFrameError(f"frame of {end} bytes is cut off at {len(frame)}")
+            raise CutFrameError(f"frame of {end} bytes is cut off at {len(frame)}")
         is_raw = header.codec == NO_CODEC
         if is_raw and header.stored_bytes != header.raw_bytes:
             expect_field("stored bytes", header.stored_bytes, header.raw_bytes)

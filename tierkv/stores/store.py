@@ -29,7 +29,7 @@ from tierkv.abc import (
     WriteRequest,
 )
 from tierkv.errors import BackendError, CorruptFrameError, TierKVError
-from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, FrameHeader, frame_bytes, pad
+from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, CutFrameError, FrameHeader, frame_bytes, pad
 from tierkv.frames.recognition import recognise_frame
 from tierkv.frames.sealer import FrameSealer
 from tierkv.plugins.calls import PLUGIN_FAULTS, open_value
@@ -248,6 +248,10 @@ class Store:
         try:
             header = self._sealer.check_frame(buffer[:result], cast("Key", listed.key))
         except CorruptFrameError as error:
+            is_part = isinstance(error, CutFrameError) and result < listed.frame_bytes
+            if is_part and not self.capabilities.authoritative_index:
+                part = f"{result} of its {listed.frame_bytes} bytes arrived, and nothing shows that it is damaged"
+                return ReadFrame(listed, None, nothing, BackendError(part, tier=self.place.name, key=listed.key))
             return ReadFrame(listed, None, nothing, error)
         return ReadFrame(listed, header, buffer[: HEADER_BYTES + header.stored_bytes])
 

@@ -99,6 +99,11 @@ def failed_result(error: BaseException) -> KeyResult:
     return KeyResult(outcome, retryable=kind is OutcomeKind.FAILED and _may_pass(error))
 
 
+def part_result(error: CorruptFrameError) -> KeyResult:
+    """Return the result of a read that delivered a part of a frame. It is tried again."""
+    return KeyResult(Outcome(OutcomeKind.FAILED, error=explain(error)), retryable=True)
+
+
 def explain(error: BaseException) -> str:
     """Return ``Type: message``, cut to ``ERROR_CHARS_MAX`` characters."""
     return f"{type(error).__name__}: {describe(error, str)}"[:ERROR_CHARS_MAX]

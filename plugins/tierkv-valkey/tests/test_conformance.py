@@ -8,6 +8,7 @@ import hashlib
 import tempfile
 from pathlib import Path
 
+import pytest
 from valkey_raw import RawValues
 from valkey_servers import ValkeyCluster, ValkeyServer
 
@@ -53,6 +54,11 @@ class TestOneServer(BackendConformance):
     local_place = False
     raw_live = True
 
+    @pytest.fixture(autouse=True)
+    def _begin(self) -> None:
+        """Start it here: a server ends with the thread that starts it, and tiers are opened on short threads."""
+        one_server()
+
     def make_options(self, place: Path) -> ValkeyOptions:
         return ValkeyOptions(url=one_server().url, prefix=prefix_of(place))
 
@@ -69,6 +75,11 @@ class TestCluster(BackendConformance):
     plugin = tierkv_valkey.PLUGIN
     local_place = False
     raw_live = True
+
+    @pytest.fixture(autouse=True)
+    def _begin(self) -> None:
+        """Start them here, as above."""
+        one_cluster()
 
     def make_options(self, place: Path) -> ValkeyOptions:
         return ValkeyOptions(url=one_cluster().url, mode="cluster", prefix=prefix_of(place))

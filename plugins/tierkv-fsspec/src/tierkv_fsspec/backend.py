@@ -26,7 +26,7 @@ from tierkv.abc import (
     recognise_nothing,
 )
 from tierkv.abc.logs import plugin_logger
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.manifest import MANIFEST
@@ -142,6 +142,9 @@ class FsspecBackend:
         except FileNotFoundError as error:
             clear_tracebacks(error)
             return None
+        if len(head) < min(HEAD_BYTES, found.size):
+            part = f"{len(head)} of its first {min(HEAD_BYTES, found.size)} bytes arrived. Try again"
+            raise BackendUnavailableError(f"cannot read {self._url}/{found.name}: {part}", tier=self._tier)
         frame = self._recognise(memoryview(head)) if len(head) >= HEAD_BYTES else None
         if frame is None or object_name(frame[0]) != found.name:
             where = f"{self._url}/{found.name}"

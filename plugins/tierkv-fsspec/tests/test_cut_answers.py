@@ -1,0 +1,76 @@
+"""A proxy that ends answers early, and declares their new length: a failed read, and no damage of the object."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec_support import S3Server, get, key, names, open_at, put
+
+import tierkv_fsspec
+from tierkv.errors import BackendUnavailableError
+from tierkv.testing.engines.hand_engine import Prompt
+from tierkv.testing.engines.small_stack import TESTED, SmallStack
+from tierkv.testing.frames import make_frame
+from tierkv_fsspec import FsspecOptions
+from tierkv_fsspec.stores import obstore_store
+
+
+@contextlib.contextmanager
+def cutting(s3: S3Server, length: int) -> Iterator[None]:
+    """Within the block, answers to GET have at most that number of bytes."""
+    answer = s3._answer
+
+    def cut(path: str, environ: dict[str, Any], start_response: Any) -> Any:
+        told: list[Any] = []
+        content = b"".join(answer(path, environ, lambda status, headers, *_: told.extend((status, headers))))
+        if environ["REQUEST_METHOD"] == "GET" and "?" not in path and "list-type" not in environ["QUERY_STRING"]:
+            content = content[:length]
+            told[1] = [(name, value) for name, value in told[1] if name.lower() != "content-length"]
+            told[1].append(("Content-Length", str(len(content))))
+        start_response(*told)
+        return [content]
+
+    s3._answer = cut  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del s3._answer  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("length", [0, 1000, 4096, 10_000])
+@pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
+def test_no_object_is_deleted_for_an_answer_that_was_cut(
+    s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, length: int
+) -> None:
+    """Engines share the bucket: one bad proxy before one of them must not empty it for all."""
+    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if way == "plain" else 1 << 40)
+    options = FsspecOptions(
+        url=url, endpoint_url=s3.endpoint, implementation="fsspec" if way == "fsspec" else "obstore"
+    )
+    prompt = Prompt(1)
+    with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None) as stack:
+        stack.store_all(prompt)
+        stored = names(s3, url)
+        with cutting(s3, length):
+            assert stack.load_cold(prompt) == 0
+            stack.settle()
+        assert names(s3, url) == stored
+        assert stack.stack.tiers.stats()[TESTED]["corrupt"] == 0
+        stack.pass_time(60.0)
+        assert stack.load_cold(prompt) == 4
+
+
+@pytest.mark.parametrize("implementation", ["obstore", "fsspec"])
+def test_a_listing_takes_a_head_that_was_cut_for_no_damage(s3: S3Server, url: str, implementation: str) -> None:
+    """`tierkv verify --repair` would remove the object."""
+    backend = open_at(url, endpoint_url=s3.endpoint, implementation=implementation)
+    put(backend, {key(1): make_frame(key(1), 1, 8192)})
+    with cutting(s3, 1000), pytest.raises(BackendUnavailableError, match="1000 of its first 4096 bytes arrived"):
+        list(backend.list_frames(keys=True))
+    assert len(list(backend.list_frames(keys=True))) == 1
+    assert get(backend, key(1)) == [make_frame(key(1), 1, 8192)]
+    backend.close()
