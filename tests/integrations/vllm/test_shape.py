@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm", exc_type=ImportError)
 
 import torch
+from vllm.config.aux_output import AuxOutputConfig
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -258,7 +259,11 @@ def drafting(method: str, *, keeps_kv: bool, parallel: bool = False, draft: str 
         ({"speculative": drafting("eagle", keeps_kv=True, parallel=True)}, ["parallel_drafting = True", "False"]),
         (
             {"cache__enable_prefix_caching": False, "scheduler__enable_chunked_prefill": False},
-            ["enable_prefix_caching = False", "enable_chunked_prefill = False", "to True"],
+            ["enable_prefix_caching = False", "enable_chunked_prefill = False", "to True", "removing kv_transfer"],
+        ),
+        (
+            {"aux_output": AuxOutputConfig(enable_return_routed_experts=True)},
+            ["enable_return_routed_experts = True", "removing kv_transfer_config"],
         ),
         ({"model__is_encoder_decoder": True}, ["an encoder beside its decoder", "removing kv_transfer_config"]),
     ],

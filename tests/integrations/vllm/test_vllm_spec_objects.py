@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config.aux_output import AuxOutputConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, KVCacheSpec, MambaSpec, RSWASpec
@@ -423,6 +424,14 @@ def test_other_weights_under_the_same_name_are_another_namespace(
     changed = SimpleNamespace(**{**vars(getattr(config, f"{part}_config", SimpleNamespace())), name: value})
     monkeypatch.setattr(config, f"{part}_config", changed, raising=False)
     assert namespace() != before
+
+
+def test_experts_of_each_token_in_an_answer_are_refused(stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM keeps them of tokens that it has computed: its worker would raise behind a loaded prefix."""
+    outputs = AuxOutputConfig(enable_return_routed_experts=True)
+    monkeypatch.setattr(spec.get_current_vllm_config(), "aux_output_config", outputs, raising=False)
+    with pytest.raises(ConfigError, match=r"enable_return_routed_experts = True: .* removing kv_transfer_config"):
+        Sides(stack)
 
 
 def test_an_engine_on_several_machines_is_refused(stack: dict[str, Any], parallel: SimpleNamespace) -> None:

@@ -27,25 +27,44 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
 
     Raises:
-        ConfigError: both are off, the answer is pooled from all tokens of a prompt, or the model has an encoder. The
-            message names the settings and the fix.
+        ConfigError: both are off, the answer needs more of a prompt's tokens than their KV, or the model has an
+            encoder. The message names the settings and the fix.
     """
+    _check_experts(getattr(vllm_config, "aux_output_config", None))
     _check_pooling(vllm_config.model_config)
     _check_decoder(vllm_config.model_config)
     caches = bool(vllm_config.cache_config.enable_prefix_caching)
     splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
     if caches or splits:
         return
-    fix = "set enable_prefix_caching or enable_chunked_prefill to True"
+    fix = (
+        "set enable_prefix_caching or enable_chunked_prefill to True, or where vLLM switches both off for the model, "
+        "serve it without tierkv, by removing kv_transfer_config"
+    )
     if getattr(vllm_config.model_config, "use_mla", False):
         fix = (
             "this model has multi-head latent attention, for which vLLM switches both off on a CPU without AMX: serve "
-            f"it there without tierkv, or use a GPU or a CPU with AMX; where vLLM lets you, {fix}"
+            "it there without tierkv, by removing kv_transfer_config, or use a GPU or a CPU with AMX; where vLLM lets "
+            "you, set enable_prefix_caching or enable_chunked_prefill to True"
         )
     raise ConfigError(
         "enable_prefix_caching = False and enable_chunked_prefill = False: this engine computes each prompt in one "
         f"pass, and nothing shows that it can start behind tokens that tierkv has loaded; {fix}"
     )
+
+
+def _check_experts(outputs: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that an answer does not name the experts of each token.
+
+    vLLM keeps these beside its own prefix cache, for tokens that it has computed. It accepts a loaded prefix, then
+    misses them in the worker, and its engine ends.
+    """
+    if getattr(outputs, "enabled", False):
+        raise ConfigError(
+            "enable_return_routed_experts = True: vLLM knows the experts of tokens that it has computed, and none of "
+            "tokens that tierkv has loaded; remove --enable-return-routed-experts, or serve without tierkv, by "
+            "removing kv_transfer_config"
+        )
 
 
 def _check_decoder(model: Any) -> None:  # noqa: ANN401 - (the same)
