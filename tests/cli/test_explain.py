@@ -250,6 +250,14 @@ def test_what_cannot_be_told_is_explained(tierkv: Run, record: Path, words: list
     assert says in said.output
 
 
+def test_json_of_nothing_is_json(tierkv: Run, record: Path) -> None:
+    """A script that reads the output got an empty text where the record has no such request."""
+    said = tierkv("explain", record, "--request", "absent", "--json")
+    assert said.exit_code == 1
+    assert json.loads(said.stdout)["entries"] == []
+    assert "no request absent" in said.stderr
+
+
 def test_too_few_digits_ask_for_more(tierkv: Run, record: Path) -> None:
     """Two chunks in one story would be no story."""
     text = record.read_text(encoding="utf-8").replace(A, "aa22" * 7 + "aaaa.0")

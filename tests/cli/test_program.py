@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -128,6 +129,15 @@ class TestErrors:
         assert said.stdout == ""
         assert said.stderr.startswith(f"Error: {tmp_path}/absent.toml: no such file")
         assert "Traceback" not in said.stderr
+
+    def test_streams_that_are_closed(self, root: Path) -> None:
+        """As under a cron job with `>&-`: the program ended with a traceback, and a file could get the number 1."""
+        program_path = Path(sys.executable).with_name("tierkv")
+        page = root / "docs" / "reference" / "cli.md"  # no record
+        for words, code in ((["plugins"], 0), (["trace", str(page)], 2)):
+            line = shlex.join([str(program_path), *words])
+            done = subprocess.run(["/bin/sh", "-c", f"{line} <&- >&- 2>&-"], check=False)
+            assert done.returncode == code, words
 
     def test_debug_shows_the_traceback(self, tierkv: Run, tmp_path: Path) -> None:
         """For a report, the way to the error matters."""

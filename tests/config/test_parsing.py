@@ -80,6 +80,9 @@ def test_tokens_instead_of_blocks() -> None:
         ),
         ({"host": {**HOST, "polcy": "lru"}}, r"host\.polcy = \"lru\": unknown key; did you mean 'policy'\?; allowed"),
         ({"host": {**HOST, "zzz": 1}}, r"host\.zzz = 1: unknown key; allowed here: capacity, "),
+        ({"host": {**HOST, "tiers": []}}, r"host\.tiers = \[\]: unknown key; it belongs at the top of the file"),
+        ({"host": HOST, "tokens": 256}, r"tokens = 256: unknown key; it belongs in the table \[chunk\]; allowed here"),
+        ({"host": HOST, "backend": "disk"}, r"backend = .*: unknown key; it belongs in a table \[\[tiers\]\]; allowed"),
         ({"host": HOST, "version": 2}, r"version = 2: must be 1"),
         ({"host": []}, r"host = \[\]: must be a table; in TOML `\[host\]`"),
         (

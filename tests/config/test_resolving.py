@@ -67,7 +67,7 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
         ),
         (
             {**DISK, "codec": {"name": "zstd", "level": "3"}},
-            'tiers[0].codec.level = "3": must be a valid integer',
+            'tiers[0].codec.level = "3": must be a whole number',
         ),
         (
             {**DISK, "codec": {"name": "zstd", "level": 99}},

@@ -48,6 +48,9 @@ def test_an_unknown_unit_is_named_with_its_neighbour() -> None:
     """`GiB`, `Gib` and `gb` mean three things to three people; guessing would be 7 % or a factor of 8 off."""
     with pytest.raises(ValueError, match=r"unknown unit 'Gib'; did you mean GiB\?; write .*units: B, KB"):
         parse_size("8Gib")
+    for unit in ("g", "G", "Gi"):  # of other programs
+        with pytest.raises(ValueError, match=rf"unknown unit '{unit}'; did you mean GiB\?"):
+            parse_size(f"10{unit}")
     with pytest.raises(ValueError, match=r"unknown unit 'parsec'; write"):
         parse_size("8 parsec")
 

@@ -96,6 +96,8 @@ def explain(  # noqa: PLR0913 - one parameter per option
     entries = last_entries(read_entries(path), selection, ENTRIES_MAX)
     if unknown := _unknown(selection):
         click.echo(unknown, err=True)
+        if as_json:
+            print_json({"record": str(path), "entries": [], "summary": []})
         ctx.exit(1)
     summary = _summary(selection, entries, is_selected)
     if as_json:

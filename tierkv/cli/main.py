@@ -183,10 +183,18 @@ def cli(*, debug: bool) -> None:
 
 def main() -> None:
     """Run the program and end the process with its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks ends no command
     cli(prog_name="tierkv")
+
+
+def _open_closed_streams() -> None:
+    """Open the null device where the program got no standard stream: a file would get its number, and our output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
 
 
 if __name__ == "__main__":

@@ -131,7 +131,13 @@ def _validate(plugin: ConfigurablePlugin, name: str, hints: Mapping[str, Any], v
         raise PluginError(f"{_named(plugin)}: option {name!r} cannot be validated: {error.message}") from error
 
 
+_VALUES = {"a valid string": "text in quotes", "a valid boolean": "true or false", "a valid integer": "a whole number"}
+"""Kinds of values in pydantic's words, and in those of our other messages."""
+
+
 def _problem(path: str, location: tuple[str | int, ...], message: str, value: object) -> Problem:
     text = message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    for theirs, ours in _VALUES.items():
+        text = text.replace(f"must be {theirs}", f"must be {ours}")
     inside = key_path(location)
     return Problem(path, f"{text} (at {inside})" if inside else text, value)

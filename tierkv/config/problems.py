@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tierkv.config.describing import allowed_values, model_at
+from tierkv.config.describing import allowed_values, model_at, model_of
 from tierkv.errors import ConfigError
 from tierkv.plugins.registry import nearest_hint
 
@@ -70,10 +70,13 @@ def key_path(location: Sequence[str | int]) -> str:
     return path
 
 
-def unknown_key(path: str, key: str, allowed: Iterable[str], value: object) -> Problem:
-    """Report a key that the schema lacks, with the nearest allowed name."""
+def unknown_key(path: str, key: str, allowed: Iterable[str], value: object, home: str = "") -> Problem:
+    """Report a key that the schema lacks, with the table that has it, or the nearest allowed name.
+
+    home: of a key that is in a wrong table, where it belongs; otherwise empty.
+    """
     names = sorted(allowed)
-    hint = nearest_hint(key, names)
+    hint = home or nearest_hint(key, names)
     return Problem(path, "; ".join(filter(None, ["unknown key", hint, f"allowed here: {', '.join(names)}"])), value)
 
 
@@ -88,7 +91,7 @@ def _translate(detail: ErrorDetails, root: type[BaseModel]) -> Problem:
     if kind == "invalid_key":
         return Problem(key_path(location[:-1]), f"keys must be text, and {value!r:.80} is not")
     if kind == "extra_forbidden" and parent is not None:
-        return unknown_key(path, name, parent.model_fields, value)
+        return unknown_key(path, name, parent.model_fields, value, _home_of(name, root, parent))
     if kind == "value_error":
         return Problem(path, str(detail["ctx"]["error"]), value)
     field = parent.model_fields.get(name) if parent is not None else None
@@ -97,6 +100,17 @@ def _translate(detail: ErrorDetails, root: type[BaseModel]) -> Problem:
         return Problem(path, f"missing, and required; write {allowed}")
     hint = nearest_hint(value, re.findall(r'"(\w+)"', allowed)) if isinstance(value, str) else ""
     return Problem(path, f"must be {allowed}" + (f"; {hint}" if hint else ""), value)
+
+
+def _home_of(name: str, root: type[BaseModel], parent: type[BaseModel]) -> str:
+    """Say where a key belongs that is in a wrong table, if that is clear; otherwise return an empty string."""
+    if name in root.model_fields and parent is not root:
+        return "it belongs at the top of the file, before its first [table]"
+    sections = {section: model_of(field.annotation) for section, field in root.model_fields.items()}
+    homes = [section for section, model in sections.items() if model is not None and name in model.model_fields]
+    if len(homes) != 1:
+        return ""
+    return "it belongs in a table [[tiers]]" if homes == ["tiers"] else f"it belongs in the table [{homes[0]}]"
 
 
 def _allowed_elsewhere(location: Sequence[str | int]) -> str:

@@ -16,6 +16,8 @@ _UNITS: dict[str, int] = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
 }
 _BINARY = [(f"{prefix}iB", 1024**power) for power, prefix in reversed(list(enumerate("KMGTP", start=1)))]
+_NEAREST = sorted(_UNITS, key=len, reverse=True)
+"""Units in the order in which they are compared with a wrong one: ``10g`` and ``10Gi`` mean GiB more often than GB."""
 _SIZE = re.compile(r"\s*([+-]?)([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*")
 
 SIZE_ALLOWED = f'a whole number of bytes, or text with a unit like "8GiB"; units: {", ".join(_UNITS)}'
@@ -33,7 +35,9 @@ def parse_size(value: object) -> int:
     elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         sign, number, unit = match.groups()
         if unit and unit not in _UNITS:
-            hint = next((f"; did you mean {known}?" for known in _UNITS if known.lower() == unit.lower()), "")
+            hint = next(
+                (f"; did you mean {known}?" for known in _NEAREST if known.lower().startswith(unit.lower())), ""
+            )
             raise ValueError(f"unknown unit {unit!r}{hint}; write {SIZE_ALLOWED}")
         if "." in number and not unit:
             raise ValueError(f"a fraction needs a unit; write {SIZE_ALLOWED}")

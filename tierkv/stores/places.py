@@ -75,6 +75,8 @@ def find_places(
         ConfigError: the target names nothing, or not one backend recognises it; says what to do.
     """
     if Path(target).suffix.lower() in SUFFIXES and not Path(target).is_dir():
+        if backend is not None:
+            raise ConfigError(f"--backend {backend}: {target} is a stack file, which names its backends; leave it out")
         return _tiers_of(target, registry, tier)
     if tier is not None:
         raise ConfigError(f"--tier {tier}: only a stack file has tiers, and {target} is none")

@@ -26,6 +26,9 @@ _KEY = re.compile(r"[0-9a-f]+(\.[0-9]+(@[0-9a-f]*(\+[0-9a-f]+)?)?)?")
 TENANT_DIGEST = "id:"
 """Begin of a tenant that is given by its digest, as ``tierkv du --by tenant`` shows it."""
 
+NO_SALT = "-"
+"""Requests without a salt, as ``tierkv du --by tenant`` shows them. A tenant with this salt is given by its digest."""
+
 
 def parse_age(text: str) -> float:
     """Return an age in seconds, written as ``30m``, ``12h``, ``7d`` or ``2w``.
@@ -40,13 +43,17 @@ def parse_age(text: str) -> float:
 
 
 def parse_tenant(text: str) -> Tenant:
-    """Return the tenant with this cache salt; empty: requests without one. ``id:HEX`` gives the digest itself.
+    """Return the tenant with this cache salt. ``id:HEX`` gives the digest itself, ``-`` requests without a salt.
 
     Raises:
-        ValueError: the digest is not one.
+        ValueError: it is empty, as a variable of a shell that is not set; or the digest is not one.
     """
+    if not text:
+        raise ValueError(f"{text!r} is no tenant: give a salt, or {NO_SALT} for requests without one")
+    if text == NO_SALT:
+        return NO_TENANT
     if not text.startswith(TENANT_DIGEST):
-        return tenant_of_salt(text) if text else NO_TENANT
+        return tenant_of_salt(text)
     try:
         digest = bytes.fromhex(text.removeprefix(TENANT_DIGEST))
     except ValueError:
@@ -71,7 +78,7 @@ def parse_key(text: str) -> str:
 def tenant_text(key: bytes) -> str:
     """Return the tenant of a key as ``id:HEX``; ``-`` for requests without a salt. The salt itself is never stored."""
     tenant = tenant_of(key)
-    return f"{TENANT_DIGEST}{tenant.hex()}" if tenant else "-"
+    return f"{TENANT_DIGEST}{tenant.hex()}" if tenant else NO_SALT
 
 
 @dataclass(frozen=True, slots=True)

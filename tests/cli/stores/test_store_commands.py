@@ -185,12 +185,23 @@ def test_damaged_objects_are_lines_and_are_removed(run: Run, tmp_path: Path) -> 
     assert told(run("verify", tmp_path / "kv", "--json"))["chunks"] == 3
 
 
+def test_a_backend_of_a_stack_file_is_refused(run: Run, stack: Path) -> None:
+    """The option was ignored, with any value."""
+    said = run("ls", stack, "--backend", "dsik")
+    assert said.exit_code == 2
+    assert "which names its backends; leave it out" in said.output
+
+
 def test_rm_takes_what_is_chosen_and_nothing_else(run: Run, stack: Path, tmp_path: Path) -> None:
     """A removal without a choice, or without a confirmation, is refused."""
     assert run("rm", stack, "--yes").exit_code == 2
     unconfirmed = run("rm", stack, "-n", "qwen*")
     assert unconfirmed.exit_code == 2
     assert "--yes" in unconfirmed.output
+    for option, fix in (("--tenant", "- for requests without one"), ("-n", "give a model")):
+        unset = run("rm", stack, option, "", "--yes")  # a variable of the shell that is not set
+        assert unset.exit_code == 2
+        assert fix in unset.output
     assert told(run("rm", stack, "-n", "qwen*", "--dry-run", "--json"))["chunks"] == 3
     assert told(run("ls", stack, "-n", "qwen*", "--json"))["namespaces"][0]["chunks"] == 3
     assert told(run("rm", stack, "-n", "qwen*", "--yes", "--json"))["namespaces"] == 1

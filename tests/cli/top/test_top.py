@@ -330,6 +330,13 @@ def test_a_number_that_is_no_port(target: str) -> None:
         source_of(target)
 
 
+@pytest.mark.parametrize("target", [":abc", "ftp://gpu-7/metrics", ":"])
+def test_an_address_that_is_none(target: str) -> None:
+    """It was looked for on the disk, and the message spoke of a record."""
+    with pytest.raises(ConfigError, match="no address of metrics; give one such as :9400"):
+        source_of(target)
+
+
 def test_an_unknown_name_is_taken_for_a_record() -> None:
     """A name that is no address is a path."""
     with pytest.raises(ConfigError, match="no such record"):

@@ -26,7 +26,11 @@ class ChunkCount(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no
         factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:], 1)
         digits = text[:-1] if factor > 1 else text
         if not digits.isascii() or not digits.isdigit() or not int(digits):
-            self.fail(f"{value!r} is no number of chunks; give one such as 3000, 30k or 1m", param, ctx)
+            self.fail(
+                f"{value!r} is no number of chunks; give one such as 3000, 30k or 1m: bytes / bytes of a chunk",
+                param,
+                ctx,
+            )
         return int(digits) * factor
 
 

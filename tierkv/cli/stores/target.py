@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from tierkv.abc import StoredNamespace
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv.plugins.loading import load_plugins
 from tierkv.stores.findings import Finding, FindingKind
 from tierkv.stores.places import Place, find_places
@@ -79,7 +79,9 @@ _NAMESPACE_FILE = click.option(
     "`tierkv ls --json`.",
 )
 _TENANT = click.option(
-    "--tenant", type=TENANT, help="Only chunks of the tenant with this cache salt; id:HEX for its digest."
+    "--tenant",
+    type=TENANT,
+    help="Only chunks of the tenant with this cache salt; id:HEX for its digest, - for requests without a salt.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -143,6 +145,8 @@ def find_target(where: str, choice: PlaceChoice, *, unused_for_s: float | None =
     Raises:
         TierKVError: nothing of the kind is there; says what to do.
     """
+    if "" in choice.names:
+        raise ConfigError("--namespace is empty: give a model, a pattern or the beginning of a fingerprint")
     target = Target(find_places(where, load_plugins(), tier=choice.tier, backend=choice.backend))
     since = None if unused_for_s is None else time.time() - unused_for_s
     named = [] if choice.namespace_file is None else read_namespace_file(choice.namespace_file)

@@ -63,7 +63,7 @@ def source_of(target: str) -> Source:
     """Return the source that a user names: an address, a port, or the path of a record.
 
     Raises:
-        ConfigError: there is no such record.
+        ConfigError: there is no such record, and it is no address.
     """
     if target.startswith(("http://", "https://")):
         return MetricsPort(target if re.search(r"://[^/]+/.", target) else f"{target.rstrip('/')}/metrics")
@@ -72,6 +72,8 @@ def source_of(target: str) -> Source:
         if not 0 < int(found[2]) <= PORT_MAX:
             raise ConfigError(f"{target}: a port is a number from 1 to {PORT_MAX}")
         return MetricsPort(f"http://{found[1] or '127.0.0.1'}:{found[2]}/metrics")
+    if "://" in target or target.startswith(":"):
+        raise ConfigError(f"{target}: this is no address of metrics; give one such as :9400 or http://127.0.0.1:8000")
     files_of(Path(target))
     return RecordFile(Path(target))
 
