@@ -58,8 +58,8 @@ def tierkv_policies() -> Iterable[PolicyPlugin]:  # type: ignore[empty-body]
 def tierkv_commands() -> Iterable[click.Command]:  # type: ignore[empty-body]
     """Register commands of the ``tierkv`` program.
 
-    When: once, when the program starts. Thread: main. Return: any number of commands. Failure: a warning names the
-    plugin; all other commands work.
+    When: once, if the program is called with a command that is not its own, or ``tierkv plugins`` runs. Thread: main.
+    Return: any number of commands. Failure: a warning names the plugin; all other commands work.
     """
 
 

@@ -123,11 +123,6 @@ class ChunkFilter:
         """Whether every chunk matches."""
         return self.tenant is None and self.stored_before_s is None and self.keys is None
 
-    @property
-    def needs_keys(self) -> bool:
-        """Whether keys decide."""
-        return self.tenant is not None or self.keys is not None
-
     def names_of(self, frame: StoredFrame) -> frozenset[str]:
         """Return those of ``keys`` that name a chunk."""
         key = frame.key or b""

@@ -30,12 +30,6 @@ class KVCacheTensor(Protocol):
     offset: int
 
 
-class KVCacheGroup(Protocol):
-    """Attributes read from vLLM's ``KVCacheGroupSpec``."""
-
-    layer_names: list[str]
-
-
 class KVCacheConfig(Protocol):
     """Attributes read from vLLM's class of the same name."""
 

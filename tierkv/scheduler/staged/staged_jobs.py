@@ -51,11 +51,6 @@ class StagedJobs:
         """Whether any transfer is in flight, or the end of a store is not taken in."""
         return bool(self._stores or self._loads or self._orphans or self._ended)
 
-    @property
-    def num_orphans(self) -> int:
-        """Number of orphaned jobs that have not ended."""
-        return len(self._orphans)
-
     def begin_store(self, job: StagedTransfer) -> None:
         """Register a store, under the number of its flag."""
         self._stores.update(dict.fromkeys(job.keys, job))
