@@ -84,11 +84,33 @@ def test_a_directory_that_comes_back(
         assert again.scan().keys() >= {make_key(0), make_key(2)}
 
 
-def test_a_lock_file_that_was_removed_is_named(open_disk: OpenDisk, directory: Path) -> None:
-    """Users remove lock files that look left over. The directory is in its place then, and so is what it holds."""
+def test_a_lock_file_that_was_removed_is_made_again(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Users remove lock files that look left over. No other process has the directory then, so the tier goes on."""
+    monkeypatch.setattr(watch, "CHECK_S", 0.0)
+    disk = open_disk()
+    disk.put(frames(0))
+    with caplog.at_level(logging.WARNING, "tierkv_disk"):
+        for number in (1, 2):
+            (directory / "lock").unlink()
+            disk.put(frames(number))
+            assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+            with pytest.raises(BackendUnavailableError, match="is in use by this process"):
+                open_disk()
+    assert len(caplog.records) == 4
+    assert "is in its place again" in caplog.records[-1].message
+    disk.close()
+    with open_disk() as again:
+        assert again.scan().keys() == {make_key(0), make_key(1), make_key(2)}
+
+
+def test_a_lock_file_in_place_of_one_that_was_removed_is_named(open_disk: OpenDisk, directory: Path) -> None:
+    """Another process may have opened the directory meanwhile. It is in its place, and so is what it holds."""
     disk = open_disk()
     disk.put(frames(0))
     (directory / "lock").unlink()
+    (directory / "lock").touch()
     until(lambda: disk.write(frames(1))[0] is not None, "the tier stores in a directory that another process may own")
     refusal = str(disk.write(frames(1))[0])
     assert f"{directory / 'lock'} was removed or replaced while it was in use" in refusal

@@ -9,6 +9,7 @@ table and quarantine for a few instructions. They nest in this order, and none i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -96,9 +97,15 @@ class OpenNamespace:
     def is_removed(self) -> bool:
         """Whether lock and log were removed: no other process has them, and they cannot come back. At a bounded rate.
 
-        May be called on any thread.
+        May be called on any thread. A lock file that was removed alone is made again.
         """
-        return self._watch.is_removed() and not os.path.lexists(self._directory / LOG_NAME)
+        if not self._watch.is_removed():
+            return False
+        if not os.path.lexists(self._directory / LOG_NAME):
+            return True
+        with contextlib.suppress(BackendError), self._gate.entered():  # nothing is released meanwhile
+            self._watch.take_again(self._locked.lock.take_again)
+        return False
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key is in the table. No I/O."""

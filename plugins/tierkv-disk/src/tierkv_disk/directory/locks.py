@@ -58,6 +58,25 @@ class NamespaceLock:
                 if not is_use:
                     os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
+    def take_again(self) -> bool:
+        """Create and lock the file again after it was removed. Returns False where another process has done so.
+
+        Nothing may release the lock meanwhile.
+        """
+        try:
+            fd = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            os.dup2(fd, self._fd, inheritable=False)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
     def watch(self, tier: str, clock: Callable[[], float], removed_files: Callable[[], int]) -> DirectoryWatch:
         """Make a watch on the locked directory; arguments as :class:`DirectoryWatch`."""
         return DirectoryWatch(self._path, self._fd, tier, clock, removed_files)

@@ -71,6 +71,15 @@ class DirectoryWatch:
         except OSError:  # it was closed meanwhile, by the end of the tier or by its renewal
             return False
 
+    def take_again(self, take: Callable[[], bool]) -> None:
+        """Lock the directory again if its lock file alone was removed. take: returns whether it did, on the descriptor.
+
+        No file can have been created there by another process then: it creates the lock file first, and leaves it.
+        """
+        if self._has_directory() and take():
+            self._identity = _identity(os.fstat(self._lock_fd))
+            self.look(at_once=True)
+
     def require(self, *, at_once: bool = False) -> None:
         """Look if it is due, or wanted at once.
 
