@@ -198,4 +198,4 @@ def test_without_the_library_the_error_says_what_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
-    assert "pip install 'tierkv[encryption]'" in done.stdout, done.stderr
+    assert "pip install 'cryptography>=44'" in done.stdout, done.stderr

@@ -144,6 +144,13 @@ def test_an_unknown_backend_comes_with_what_there_is_and_how_to_get_more(registr
     assert line.endswith("pip install tierkv-mem-cached")
 
 
+def test_a_misspelt_backend_does_not_come_with_a_package_to_install(registry: PluginRegistry) -> None:
+    """A package of that name would be a foreign one."""
+    (line,) = complaints(registry, {"backend": "dsik"})
+    assert "did you mean 'disk'?" in line
+    assert "pip install" not in line
+
+
 def test_a_file_of_a_later_format_is_refused() -> None:
     """After a downgrade, keys with another meaning must not be guessed."""
     with pytest.raises(ConfigError, match="version = 2"):

@@ -117,6 +117,8 @@ def test_errors_of_the_command(tmp_path: Path) -> None:
     record.write_text(json.dumps(head()) + "\n" + json.dumps(prompt("a", ["aa.0"])) + "\n", encoding="utf-8")
     said = run("trace", record, "--output", tmp_path / "absent" / "x.jsonl")
     assert (said.exit_code, "name a file in a folder that exists" in said.stderr) == (2, True)
+    said = run("trace", record, "--output", tmp_path / "x.jsonl.zst")  # was written without compression
+    assert (said.exit_code, "end the name with .jsonl or .jsonl.gz" in said.stderr) == (2, True)
     assert json.loads(run("trace", record).stdout)["hash_ids"] == ["aa"]
     said = run("replay", record)
     assert (said.exit_code, "`tierkv trace` turns it into a trace" in said.stderr) == (2, True)

@@ -45,11 +45,12 @@ class TierCheck:
 )
 @click.pass_context
 def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) -> None:
-    """Validate STACK and probe its tiers without changing anything.
+    """Validate STACK and probe its tiers. Stored chunks stay as they are.
 
     Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the
     fix of each failure, and checks the tiers together: memory of the host tier, size of chunks, places and capacities
-    that collide, folders of the files that the stack writes. A warning is no failure. Mistakes of the file are listed
+    that collide, folders of the files that the stack writes. A bucket or a server gets one short object, which is
+    removed again. A warning is no failure. Mistakes of the file are listed
     in the same pass: what is right in it is checked without them. Exit code 0: all checks passed; 1: a check failed;
     2: the file itself is wrong.
 

@@ -13,7 +13,7 @@ from tierkv.codecs.none import NoneCodec
 from tierkv.codecs.zstd import ZstdCodec, ZstdOptions
 from tierkv.errors import ConfigError, PluginError
 
-_INSTALL = "pip install 'tierkv[encryption]'"
+_INSTALL = "pip install 'cryptography>=44'"
 
 
 def _open_none(_context: CodecContext, _options: NoOptions) -> Codec:

@@ -111,10 +111,11 @@ class PluginRegistry:
             if name in (broken.name, broken.distribution.removeprefix("tierkv-")):
                 raise PluginError(f"{kind} {name!r}: its plugin {broken.origin} is broken: {broken.error}")
         installed = ", ".join(sorted(known)) or "none"
-        parts = [f"unknown {kind} {name!r}", nearest_hint(name, known), f"installed: {installed}"]
+        hint = nearest_hint(name, known)
+        parts = [f"unknown {kind} {name!r}", hint, f"installed: {installed}"]
         if kind == "backend" and name in OWN_BACKENDS:
             parts.append(f"in a checkout of tierkv: pip install . ./plugins/tierkv-{name}")
-        elif kind == "backend" and name.isidentifier():
+        elif kind == "backend" and name.isidentifier() and not hint:  # a slip must not fetch a foreign package
             parts.append(f"if a plugin provides it: pip install tierkv-{name.lower().replace('_', '-')}")
         if self.broken:
             names = ", ".join(broken.name for broken in self.broken)

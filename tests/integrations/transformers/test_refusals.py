@@ -267,7 +267,7 @@ metadata.version = version
 try:
     here.TieredPrefixCache
 except ImportError as error:
-    assert "pip install 'tierkv[transformers]'" in str(error), error
+    assert "pip install torch 'transformers>=4.56,<6.0'" in str(error), error
 else:
     raise AssertionError
 try:

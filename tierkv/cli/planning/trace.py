@@ -14,6 +14,9 @@ from tierkv.recording.as_trace import RecordedTrace, trace_of
 from tierkv.recording.reading import read_entries
 from tierkv.types.sizes import round_size
 
+_OTHER_COMPRESSIONS = frozenset((".bz2", ".lz4", ".xz", ".zip", ".zst"))
+"""Endings of names that promise what this command cannot write."""
+
 
 @click.command("trace")
 @click.argument("record", type=click.Path(path_type=Path))
@@ -42,6 +45,10 @@ def trace_command(*, record: Path, output: Path | None) -> None:
         for line in lines:
             click.echo(line)
     else:
+        if output.suffix in _OTHER_COMPRESSIONS:
+            raise ConfigError(
+                f"--output {output}: {output.suffix} is not written; end the name with .jsonl or .jsonl.gz"
+            )
         _write(output, lines)
     click.echo(_summary(trace), err=True)
 

@@ -19,7 +19,7 @@ def is_supported(text: str) -> bool:
 ENGINE = EngineVersions(
     "transformers",
     "{}.{} and later, below {}.{}".format(*FIRST, *FIRST_UNKNOWN),
-    "pip install 'tierkv[transformers]'",
+    "pip install torch 'transformers>={}.{},<{}.{}'".format(*FIRST, *FIRST_UNKNOWN),
     is_supported,
 )
 
