@@ -11,6 +11,7 @@ import pytest
 from dispatch_bench import PATIENCE_S, wait_for
 
 from tierkv.dispatch import CopyPool
+from tierkv.dispatch.threads.spawn import Handle, Runner, start_thread
 from tierkv.errors import TierKVError
 from tierkv.testing.manual_clock import ManualClock, Stepper
 
@@ -102,6 +103,25 @@ def test_a_failed_job_keeps_nothing_alive() -> None:
     finally:
         gc.enable()
         pool.close(PATIENCE_S)
+
+
+def test_a_thread_that_cannot_start_costs_no_exception() -> None:
+    """Threads start when they are first needed, on the engine's thread, and a memory limit may be reached by then."""
+    allowed: list[bool] = []
+
+    def spawn(name: str, runner: Runner) -> Handle:
+        if allowed and allowed.pop():
+            return start_thread(name, runner)
+        raise RuntimeError("can't start new thread")
+
+    pool = CopyPool(2, name="few", spawn=spawn)
+    error = pool.submit(lambda: 1).exception(0)
+    assert isinstance(error, TierKVError)
+    assert "no thread of 'few' can be started at present" in str(error)
+    allowed.append(True)
+    assert pool.submit(lambda: 2).result(PATIENCE_S) == 2
+    assert pool.submit(lambda: 3).result(PATIENCE_S) == 3, "the one that there is"
+    assert pool.close(PATIENCE_S) == 0
 
 
 def test_it_runs_without_threads() -> None:

@@ -57,18 +57,26 @@ class CopyPool:
         """Run ``function`` in the background. Never waits.
 
         Returns:
-            Future of its result. If the pool is closed or full, the future already holds a ``TierKVError``.
+            Future of its result. If the pool is closed or full, or no thread can be started, the future already holds
+            a ``TierKVError``.
         """
         future: Future[_T] = Future()
         if self._is_closed:
             future.set_exception(TierKVError("the pool is closed"))
         elif self._jobs.qsize() >= self._jobs_max:
             future.set_exception(TierKVError(f"{self._jobs_max} jobs of {self._name!r} wait already"))
+        elif not self._has_thread():
+            future.set_exception(TierKVError(f"no thread of {self._name!r} can be started at present"))
         else:
             self._jobs.put((future, function))
-            if len(self._handles) < self._threads_max:
-                self._handles.append(self._spawn(f"{self._name}-{len(self._handles)}", _CopyWorker(self._jobs)))
         return future
+
+    def _has_thread(self) -> bool:
+        """Start one more thread, unless all have started or the system refuses it. Returns whether there is any."""
+        if len(self._handles) < self._threads_max:
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self._handles.append(self._spawn(f"{self._name}-{len(self._handles)}", _CopyWorker(self._jobs)))
+        return bool(self._handles)
 
     def close(self, timeout_s: float = 0.0) -> int:
         """Cancel waiting functions and wait up to ``timeout_s`` for running ones. Idempotent.
