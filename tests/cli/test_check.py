@@ -185,6 +185,20 @@ def test_a_key_that_is_missing_is_found(
     assert not key or key not in said.stdout
 
 
+def test_a_file_of_a_key_that_others_may_read(tierkv: Run, stack: Stack, tmp_path: Path) -> None:
+    """The fix spoke of the engine's environment, which has nothing to do with a file."""
+    (tmp_path / "key").write_text("ab" * 31 + "cd", encoding="utf-8")
+    (tmp_path / "key").chmod(0o644)
+    path = stack("folder")
+    config = json.loads(path.read_text())
+    config["tiers"][0]["codec"] = {"name": "aes-256-gcm", "key_file": str(tmp_path / "key")}
+    path.write_text(json.dumps(config))
+    report = json.loads(tierkv("check", path, "--json").stdout)
+    (found,) = [found for found in report["findings"] if found["subject"] == "encryption keys"]
+    assert "run: chmod 600" in found["detail"]
+    assert found["fix"] == "correct the file"
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon", "3601"])
 def test_a_deadline_has_bounds(tierkv: Run, stack: Stack, value: str) -> None:
     """A deadline that never comes is none."""

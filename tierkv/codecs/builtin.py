@@ -60,12 +60,9 @@ def _check_aes(options: AesGcmOptions) -> Iterator[CheckResult]:
     try:
         keys = options.keys(os.environ)
     except ConfigError as error:
-        yield CheckResult(
-            "encryption keys",
-            ok=False,
-            detail=str(error),
-            fix="set it in the environment of the engine, and check there",
-        )
+        is_variable = str(error).startswith("environment variable")  # a message about a file names its fix
+        fix = "set it in the environment of the engine, and check there" if is_variable else "correct the file"
+        yield CheckResult("encryption keys", ok=False, detail=str(error), fix=fix)
     else:
         yield CheckResult("encryption keys", ok=True, detail=f"{len(keys)} found")
     if importlib.util.find_spec("cryptography") is None:

@@ -111,16 +111,22 @@ class PluginRegistry:
             if name in (broken.name, broken.distribution.removeprefix("tierkv-")):
                 raise PluginError(f"{kind} {name!r}: its plugin {broken.origin} is broken: {broken.error}")
         installed = ", ".join(sorted(known)) or "none"
-        hint = nearest_hint(name, known)
-        parts = [f"unknown {kind} {name!r}", hint, f"installed: {installed}"]
+        parts = [f"unknown {kind} {name!r}", nearest_hint(name, known), f"installed: {installed}"]
         if kind == "backend" and name in OWN_BACKENDS:
             parts.append(f"in a checkout of tierkv: pip install . ./plugins/tierkv-{name}")
-        elif kind == "backend" and name.isidentifier() and not hint:  # a slip must not fetch a foreign package
+        elif (
+            kind == "backend" and name.isidentifier() and not _is_a_slip(name, known)
+        ):  # a slip must not fetch a foreign package
             parts.append(f"if a plugin provides it: pip install tierkv-{name.lower().replace('_', '-')}")
         if self.broken:
             names = ", ".join(broken.name for broken in self.broken)
             parts.append(f"installed but broken: {names} (`tierkv plugins` says why)")
         raise PluginError("; ".join(part for part in parts if part))
+
+
+def _is_a_slip(name: str, choices: Iterable[str]) -> bool:
+    """Whether a name is a misspelt choice, rather than one of its own such as ``redis`` beside ``disk``."""
+    return bool(difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.75))
 
 
 def nearest_hint(name: str, choices: Iterable[str]) -> str:
