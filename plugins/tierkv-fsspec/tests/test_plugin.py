@@ -214,6 +214,13 @@ def test_messages_are_short() -> None:
     assert len(hide_secrets("x\n" * 5000)) < 300
 
 
+def test_an_error_is_not_classified_by_the_one_before_it() -> None:
+    """A directory that cannot be made at present, after its file was not found, once read "no such bucket"."""
+    error = OSError(11, "Resource temporarily unavailable")
+    error.__context__ = FileNotFoundError(2, "No such file or directory")
+    assert Failure.of(error).kind is FailureKind.BUSY
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -222,6 +229,8 @@ def test_messages_are_short() -> None:
         (ConnectionRefusedError("x"), FailureKind.DOWN),
         (OSError(28, "No space left on device"), FailureKind.FULL),
         (OSError(116, "Stale file handle"), FailureKind.DOWN),
+        (BlockingIOError(11, "Resource temporarily unavailable"), FailureKind.BUSY),
+        (OSError(24, "Too many open files"), FailureKind.BUSY),
         (RuntimeError("x"), FailureKind.OTHER),
         (OSError("Server returned non-2xx status code: 503 Slow Down: "), FailureKind.BUSY),
         (OSError("status code: 301: <Error><Code>PermanentRedirect</Code></Error>"), FailureKind.OTHER_REGION),

@@ -31,7 +31,7 @@ class FailureKind(Enum):
     NO_CREDENTIALS = "no credentials were found"
     WRONG_CREDENTIALS = "the credentials are wrong"
     DOWN = "no connection"
-    BUSY = "the server cannot serve it now"
+    BUSY = "it cannot be served now"
     LATE = "no answer in time"
     FULL = "no space left"
     NO_RANGE = "the object is shorter than the requested range"
@@ -142,6 +142,9 @@ _ERRNOS = {
     errno.EROFS: FailureKind.REFUSED,
     errno.ESTALE: FailureKind.DOWN,
     errno.EHOSTDOWN: FailureKind.DOWN,
+    **dict.fromkeys(
+        (errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOLCK), FailureKind.BUSY
+    ),
 }
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
