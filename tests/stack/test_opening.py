@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,13 @@ def test_a_host_tier_without_room_for_a_chunk() -> None:
     """Capacity below one slot: the error names both numbers."""
     with pytest.raises(ConfigError, match="4096 bytes holds no chunk"):
         tierkv.open_stack({"host": {"capacity": "4KiB"}}, SPEC)
+
+
+def test_missing_opentelemetry_names_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message named an extra of ``tierkv``, which in an index is another project."""
+    monkeypatch.setitem(sys.modules, "tierkv.recording.exporting", None)
+    with pytest.raises(ConfigError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp"):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}, "record": {"spans": "program"}}, SPEC)
 
 
 def test_a_missing_plugin_names_the_distribution() -> None:

@@ -197,6 +197,9 @@ def test_reports_without_ranks_are_refused() -> None:
             stack.update_connector_output(WorkerOutput(counts))
         with pytest.raises(EngineProtocolError, match="worker 2: this stack has workers 0 to 1"):
             stack.update_connector_output(WorkerOutput(counts, {}, {job: {2: ()} for job in counts}))
+        for rank in (None, "0", -1):
+            with pytest.raises(EngineProtocolError, match="this stack has workers 0 to 1"):
+                stack.worker_lost(rank)  # type: ignore[arg-type]  # bad ones, too
 
 
 @pytest.mark.parametrize("copy", ["gather_in_pieces", "scatter"])

@@ -298,7 +298,8 @@ def _with_spans(
         from tierkv.recording.spans import SpanJournal  # noqa: PLC0415 - (the same)
     except ImportError as error:
         raise ConfigError(
-            f'record.spans = "{where}": {error}; install the extra tierkv[otel], or leave the key out'
+            f'record.spans = "{where}": {error}; pip install opentelemetry-sdk '
+            "opentelemetry-exporter-otlp-proto-http, or leave the key out"
         ) from error
     tracer, shut_down = open_tracer(where)
     spans = SpanJournal(tracer, scheduler.view, tier_names, shut_down)

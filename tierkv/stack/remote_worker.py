@@ -58,7 +58,7 @@ def setup_of_rank(setup: WorkerSetup | None, rank: int) -> WorkerSetup:
             "the workers of this stack live in its own process; an engine whose workers do not says so with "
             "EngineCapabilities(worker_processes=True)"
         )
-    if not 0 <= rank < setup.geometry.num_workers:
+    if rank not in range(setup.geometry.num_workers):
         raise EngineProtocolError(f"worker {rank}: this stack has workers 0 to {setup.geometry.num_workers - 1}")
     return replace(setup, rank=rank)
 

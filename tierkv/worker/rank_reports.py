@@ -121,7 +121,7 @@ class RankReports:
         return {rank: checksums for rank, checksums in by_rank.items() if rank not in entry.parts}
 
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self._geometry.num_workers:
+        if rank not in range(self._geometry.num_workers):
             raise EngineProtocolError(f"worker {rank}: this stack has workers 0 to {self._geometry.num_workers - 1}")
 
     def _seal(self, entry: _OpenJob) -> set[Key]:
