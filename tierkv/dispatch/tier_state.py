@@ -219,11 +219,12 @@ class TierState:
 
     def trial(self, key: Key, now_s: float) -> Ticket:
         """Return a trial: a probe of ``key``, or reads if the tier cannot be read."""
-        if not self.is_unreadable:
+        keys = self.reads.trial_keys() if self.is_unreadable else ()
+        if not keys:
             op = TierOp(TRIAL_OP_ID, self.index, Verb.PROBE, (key,), (), now_s + self.limits.trial_deadline_s)
         else:
             deadline_s = now_s + max(self.limits.trial_deadline_s, self.reads.deadline_s)
-            op = TierOp(TRIAL_OP_ID, self.index, Verb.READ, self.reads.trial_keys(), (), deadline_s)
+            op = TierOp(TRIAL_OP_ID, self.index, Verb.READ, keys, (), deadline_s)
         return Ticket(op, now_s, is_trial=True)
 
     def trial_ended(self, ticket: Ticket, result: TicketResult | None, now_s: float) -> None:

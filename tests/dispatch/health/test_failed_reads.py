@@ -10,6 +10,7 @@ from dispatch_bench import KEYS, DispatchBench, dispatching, wait_for
 from tier_bench import Bench, compressible
 
 from tierkv.dispatch import TierLimits
+from tierkv.dispatch.health.failed_reads import TRIALS_MAX
 from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -43,6 +44,11 @@ def fail_reads(dispatch: DispatchBench, *numbers: int) -> None:
     for number in numbers:
         assert read(dispatch, number) == FAILED
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [number]), dispatch.write(7, 7)) == [OK, OK]
+
+
+def is_usable(dispatch: DispatchBench) -> bool:
+    """Whether the tier is in service."""
+    return dispatch.dispatcher.health()[0][0]
 
 
 def end_trial(dispatch: DispatchBench) -> None:
@@ -125,3 +131,26 @@ def test_absent_chunks_end_no_outage_while_others_fail(bench: Bench) -> None:
             bench.file(KEYS[number]).unlink()
         end_trial(dispatch)
         assert dispatch.health() == [False, True]
+
+
+def test_a_new_process_that_knows_no_other_chunk_tries_again(bench: Bench) -> None:
+    """All chunks that it has read are lost, and others are not: a read of a request is risked, one and not three."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        for number in range(2):
+            assert dispatch.wait(dispatch.write(number, number)) == [OK]
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        bench.backend.add("read_into", unreadable(1))
+        for failures in (3, 1):
+            for _ in range(failures):
+                dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
+                assert read(dispatch, 1) == FAILED
+            wait_for(lambda: dispatch.drain() == [] and not is_usable(dispatch), "the outage")
+            for _ in range(TRIALS_MAX):
+                end_trial(dispatch)
+                assert not is_usable(dispatch)
+            end_trial(dispatch)
+            assert is_usable(dispatch)
+        assert read(dispatch, 0) == OK
+        dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
+        assert read(dispatch, 1) == FAILED
+        assert is_usable(dispatch)

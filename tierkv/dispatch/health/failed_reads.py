@@ -15,6 +15,8 @@ from tierkv.types.tier_ops import Outcome, OutcomeKind
 
 KNOWN_MAX = 4
 """Chunks that are remembered as read or written."""
+TRIALS_MAX = 12
+"""Trials that read nothing. The next one probes, and requests read again: they may want chunks that can be read."""
 
 _FAILURES = {OutcomeKind.FAILED, OutcomeKind.TIMED_OUT}
 
@@ -30,6 +32,7 @@ class FailedReads:
         self._failures_max = failures_max
         self._failed: deque[Key] = deque(maxlen=failures_max)
         self._known: deque[Key] = deque(maxlen=KNOWN_MAX)
+        self._trials = 0  # in a row
         self.deadline_s = 0.0
         """Seconds that the latest failed read was given, and that a read in a trial gets."""
 
@@ -47,17 +50,20 @@ class FailedReads:
         """A read was answered."""
         self._known.append(key)
         self._failed.clear()
+        self._trials = 0
 
     def written(self, key: Key) -> None:
         """A chunk was written."""
         self._known.append(key)
 
     def trial_keys(self) -> tuple[Key, ...]:
-        """Chunks to read in a trial: those of failed reads, and the ones that were last read or written.
+        """Chunks to read in a trial: those of failed reads, and the ones that were last read or written. None: probe.
 
-        Of both kinds, so that a few chunks that can never be read again do not keep the tier out of service.
+        Of both kinds, so that a few chunks that can never be read again do not keep the tier out of service. If no
+        others are known, as in a new process, one failed read of a request is risked from time to time.
         """
-        return tuple(dict.fromkeys([*self._failed, *self._known]))
+        self._trials = (self._trials + 1) % (TRIALS_MAX + 1)
+        return tuple(dict.fromkeys([*self._failed, *self._known])) if self._trials else ()
 
     @staticmethod
     def is_answer(outcomes: Sequence[Outcome]) -> bool:
