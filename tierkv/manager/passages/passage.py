@@ -17,8 +17,8 @@ from tierkv.types.keys import Key
 
 NOT_GRANTED = -1
 """Slot number of a wanted chunk that has none yet."""
-FRONT_CHUNKS_MIN = 8
-"""Smallest front that is copied while the chunks behind it are being read; a job for fewer gains nothing."""
+FRONT_CHUNKS_MIN = 16
+"""Smallest front that is copied while the chunks behind it are being read. Each job costs the engine two steps."""
 
 
 class Passage:
