@@ -16,6 +16,7 @@ from tier_bench import Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities, WriteRequest, WriteResult
 from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.frames.frame import HEADER_BYTES
 from tierkv.testing import faults
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.types.tier_ops import OP_KEYS, OutcomeKind, TierHealth, TierOp, Verb
@@ -423,7 +424,7 @@ def test_outcomes_and_retries_are_counted(bench: Bench) -> None:
     timing = Timing(bench.clock, sleep=lambda _: None)
     with dispatching(bench, bench.tier(retry=RetryLimits(3), timing=timing)) as dispatch:
         dispatch.wait(dispatch.write(0, 0), dispatch.write(1, 1))
-        bench.file(KEYS[1]).write_bytes(b"damaged")
+        bench.file(KEYS[1]).write_bytes(b"damaged".ljust(HEADER_BYTES))
         assert dispatch.wait(dispatch.submit(Verb.READ, [0, 1, 2], [3, 4, 5])) == [[OK, CORRUPT, ABSENT]]
         bench.backend.add("contains", faults.raise_error(ConnectionError), times=2)
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [2, 3])) == [[ABSENT, ABSENT]]

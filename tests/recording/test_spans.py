@@ -188,7 +188,7 @@ def test_another_target_is_refused(tmp_path: Path, where: str) -> None:
 def test_without_the_extra_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenTelemetry is optional."""
     monkeypatch.setitem(__import__("sys").modules, "tierkv.recording.exporting", None)
-    with pytest.raises(ConfigError, match=r"install the extra tierkv\[otel\]"):
+    with pytest.raises(ConfigError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"):
         open_stack({"host": {"capacity": "1MiB"}, "record": {"spans": "program"}}, engine_spec())
 
 

@@ -18,6 +18,7 @@ from tierkv.dispatch import TierLimits
 from tierkv.dispatch.health.breaker import TABLE, Breaker, State
 from tierkv.dispatch.health.breaker import Event as Happened
 from tierkv.errors import IllegalTransitionError
+from tierkv.frames.frame import HEADER_BYTES
 from tierkv.testing import faults
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, Verb
@@ -160,7 +161,7 @@ def test_misses_damage_and_fullness_are_answers(bench: Bench) -> None:
     """A tier that answers works. Opening on corrupt chunks would turn damage to one file into loss of the tier."""
     with dispatching(bench, limits=LIMITS) as dispatch:
         dispatch.wait(dispatch.write(0, 0))
-        bench.file(KEYS[0]).write_bytes(b"damaged")
+        bench.file(KEYS[0]).write_bytes(b"damaged".ljust(HEADER_BYTES))
         bench.backend.add("write", faults.raise_error(lambda: OSError(28, "full")))
         for _ in range(4):
             assert dispatch.wait(dispatch.submit(Verb.READ, [0], [1])) == [[OutcomeKind.CORRUPT]]
