@@ -11,6 +11,7 @@ import pytest
 from fsspec_support import S3Server, get, key, names, open_at, put
 
 import tierkv_fsspec
+from tierkv.abc import DamagedEntry
 from tierkv.errors import BackendUnavailableError
 from tierkv.testing.engines.hand_engine import Prompt
 from tierkv.testing.engines.small_stack import TESTED, SmallStack
@@ -73,4 +74,18 @@ def test_a_listing_takes_a_head_that_was_cut_for_no_damage(s3: S3Server, url: st
         list(backend.list_frames(keys=True))
     assert len(list(backend.list_frames(keys=True))) == 1
     assert get(backend, key(1)) == [make_frame(key(1), 1, 8192)]
+    backend.close()
+
+
+@pytest.mark.parametrize("implementation", ["obstore", "fsspec"])
+def test_an_empty_object_is_listed_as_damaged_and_replaced(s3: S3Server, url: str, implementation: str) -> None:
+    """Servers refuse a range of nothing: that ended the listing, and each write of the chunk."""
+    backend = open_at(url, endpoint_url=s3.endpoint, implementation=implementation)
+    frame = make_frame(key(1), 1, 8192)
+    put(backend, {key(1): frame})
+    (listed,) = [found for page in backend._store.list_objects() for found in page if found.size >= 8192]
+    backend._store.write(listed.name, memoryview(b""))
+    assert [type(found) for found in backend.list_frames(keys=True)] == [DamagedEntry]
+    put(backend, {key(1): frame})
+    assert get(backend, key(1)) == [frame]
     backend.close()

@@ -138,7 +138,7 @@ class FsspecBackend:
     def _recognised(self, found: ListedObject) -> StoredFrame | DamagedEntry | None:
         """Key of an object by its head; None if it was deleted meanwhile."""
         try:
-            head = self._store.read_head(found.name)
+            head = self._store.read_head(found.name) if found.size else b""  # servers refuse a range of nothing
         except FileNotFoundError as error:
             clear_tracebacks(error)
             return None
