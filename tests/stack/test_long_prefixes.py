@@ -85,7 +85,8 @@ def test_sixty_chunks_through_any_host_tier(
         faults.last.add("read_into", reads)
         assert serve(stack, PROMPT, LONG) == expected(PROMPT, LONG)
         assert stack.metrics.counters.tokens_loaded == {"disk": CHUNKS * CHUNK_TOKENS}
-        assert stack.metrics.counters.loads_streamed == (host_slots < CHUNKS)
+        if host_slots < CHUNKS:  # a hit that fits streams, too, if the disk takes its time over the second half
+            assert stack.metrics.counters.loads_streamed == 1
         assert stack.metrics.counters.loads_given_up == stack.metrics.counters.deadlines_expired == 0
         assert set(reads.keys.values()) == {1}
         assert len(reads.keys) == CHUNKS
