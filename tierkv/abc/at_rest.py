@@ -89,3 +89,7 @@ class AtRest:
     give_up_room: Callable[[BackendContext, Any], int] | None = None
     """Gives free room in the files of a namespace back to the file system, and keeps every chunk. Returns bytes. Raises
     a :class:`TierKVError` if a process has it open. None: its files have no free room, or keep it."""
+    finish_removals: Callable[[Any], int] | None = None
+    """Removes what killed calls of ``remove_namespace`` left at the place, beside processes that use other namespaces.
+    Returns the bytes of those files. Raises a :class:`TierKVError` if they cannot be removed. None: a killed removal
+    leaves nothing, or a namespace that is still listed."""

@@ -64,7 +64,7 @@ def _check_at_rest(name: str, at_rest: object) -> None:
     if not isinstance(at_rest, AtRest):
         raise PluginError(f"backend {name!r}: at_rest must be an AtRest, not {at_rest!r:.80}")
     _check_callable("backend", name, "at_rest.namespaces", at_rest.namespaces)
-    for ability in ("open_reader", "remove_namespace", "give_up_room"):
+    for ability in ("open_reader", "remove_namespace", "give_up_room", "finish_removals"):
         if getattr(at_rest, ability) is not None:
             _check_callable("backend", name, f"at_rest.{ability}", getattr(at_rest, ability))
 

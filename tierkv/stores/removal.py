@@ -113,6 +113,16 @@ def remove_namespace(
     sums.namespaces += 1
 
 
+def finish_removals(places: Iterable[Place]) -> Iterator[int | Finding]:
+    """Remove what killed removals left at each place. Yields bytes of files, or the finding that some stay."""
+    for place in places:
+        finish = None if place.backend.at_rest is None else place.backend.at_rest.finish_removals
+        try:
+            yield 0 if finish is None else finish(place.options)
+        except TierKVError as error:
+            yield Finding(FindingKind.INCOMPLETE, place.name, "", place.where, str(error))
+
+
 def _sound(listed: Iterable[StoredFrame | DamagedEntry]) -> Iterator[StoredFrame]:
     return (each for each in listed if isinstance(each, StoredFrame))
 

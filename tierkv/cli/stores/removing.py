@@ -16,6 +16,7 @@ from tierkv.cli.stores.target import (
     PlaceChoice,
     chunk_filter,
     find_target,
+    need_match,
     place_options,
     tenant_option,
 )
@@ -27,6 +28,7 @@ from tierkv.stores.removal import (
     Removed,
     chosen_frames,
     collect,
+    finish_removals,
     give_up_room,
     plan_collection,
     refusal,
@@ -90,9 +92,12 @@ def rm(  # noqa: PLR0913 - click passes each option
         raise click.UsageError(
             "choose what to remove: --namespace, --tenant, --older-than, --unused-for or --key; or --all", ctx
         )
-    target = find_target(place, choice, unused_for_s=unused_for_s)
+    target = find_target(place, choice, unused_for_s=unused_for_s, may_be_empty=True)
     report = Report(as_json=as_json)
     report.add(target.findings)
+    finished_bytes = 0 if dry_run else _finish_removals(target.places, report)
+    if not finished_bytes:
+        need_match(place, choice, target)
     _confirm(ctx, [f"{at.name}: {name_of(stored)}" for at, stored in target.stores], skip=dry_run or yes)
     sums = Removed()
     with progress("removing") as advance:
@@ -106,7 +111,16 @@ def rm(  # noqa: PLR0913 - click passes each option
     done = "would be removed" if dry_run else "removed"
     sentence = f"{counted(sums.chunks, sums.frame_bytes)} {done}"
     sentence += f", and the files of {counted_namespaces(sums.namespaces)}" if sums.namespaces else ""
+    sentence += f"; {round_size(finished_bytes)} that a killed removal had left" if finished_bytes else ""
+    fields["finished_bytes"] = finished_bytes
     report.end(ctx, sentence + missing, place=place, dry_run=dry_run, **fields_of(sums), **fields)
+
+
+def _finish_removals(places: list[Place], report: Report) -> int:
+    """Remove files of killed removals. Returns their bytes."""
+    done = list(finish_removals(places))
+    report.add([each for each in done if isinstance(each, Finding)])
+    return sum(each for each in done if isinstance(each, int))
 
 
 def _remove(  # noqa: PLR0913 - what to remove, and how

@@ -134,13 +134,16 @@ class Target:
     """Places and namespaces that cannot be listed."""
 
 
-def find_target(where: str, choice: PlaceChoice, *, unused_for_s: float | None = None) -> Target:
+def find_target(
+    where: str, choice: PlaceChoice, *, unused_for_s: float | None = None, may_be_empty: bool = False
+) -> Target:
     """Find the places of a command line, and list their namespaces.
 
     Args:
         where: stack file, path, URL or export folder.
         choice: which of its places and namespaces.
         unused_for_s: only namespaces that were not used for so long.
+        may_be_empty: whether a choice of namespaces may match none; the caller checks it with :func:`need_match`.
 
     Raises:
         TierKVError: nothing of the kind is there; says what to do.
@@ -155,10 +158,20 @@ def find_target(where: str, choice: PlaceChoice, *, unused_for_s: float | None =
             target.stores.append((place, found))
         else:
             target.findings.append(Finding(FindingKind.UNUSABLE, place.name, "", place.where, str(found)))
-    if choice.names and not target.stores and not target.findings:
-        raise BackendError(f"{where}: no namespace matches {', '.join(choice.names)}; `tierkv ls {where}` lists them")
+    if not may_be_empty:
+        need_match(where, choice, target)
     target.stores.sort(key=lambda each: each[1].last_used_s or 0.0)
     return target
+
+
+def need_match(where: str, choice: PlaceChoice, target: Target) -> None:
+    """Refuse a choice of namespaces that matches none.
+
+    Raises:
+        BackendError: it does.
+    """
+    if choice.names and not target.stores and not target.findings:
+        raise BackendError(f"{where}: no namespace matches {', '.join(choice.names)}; `tierkv ls {where}` lists them")
 
 
 def chunk_filter(

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 
 from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
-from tierkv_disk.at_rest import give_up_room, open_reader, remove_stored, stored_namespaces
+from tierkv_disk.at_rest import finish_removed, give_up_room, open_reader, remove_stored, stored_namespaces
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.checking import check
 from tierkv_disk.opening import open_backend
@@ -60,7 +60,7 @@ PLUGIN = BackendPlugin(
     capabilities=CAPABILITIES,
     open=open_backend,
     check=check,
-    at_rest=AtRest(stored_namespaces, open_reader, remove_stored, give_up_room),
+    at_rest=AtRest(stored_namespaces, open_reader, remove_stored, give_up_room, finish_removed),
 )
 
 

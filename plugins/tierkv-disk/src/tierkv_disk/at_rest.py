@@ -11,7 +11,7 @@ from tierkv.errors import BackendError, TierKVError
 from tierkv.types.namespace import Namespace
 from tierkv_disk.directory import layout
 from tierkv_disk.directory.locks import lock_owner
-from tierkv_disk.directory.shared import last_used_s, namespaces, remove_namespace, used_bytes
+from tierkv_disk.directory.shared import finish_removals, last_used_s, namespaces, remove_namespace, used_bytes
 from tierkv_disk.extents import page_of, segment_of
 from tierkv_disk.failures import as_tier_error
 from tierkv_disk.namespace import LockedNamespace
@@ -104,6 +104,19 @@ def remove_stored(options: DiskOptions, namespace: Namespace) -> None:
         return
     except OSError as error:
         raise as_tier_error(error, f"cannot remove {directory}", tier=SELF) from error
+
+
+def finish_removed(options: DiskOptions) -> int:
+    """Remove what killed removals left below ``path``. Returns the bytes of their files.
+
+    Raises:
+        BackendError: ``path`` cannot be read.
+    """
+    path = _path(options)
+    try:
+        return finish_removals(path) if (path / layout.MARKER_NAME).exists() else 0
+    except OSError as error:
+        raise as_tier_error(error, f"cannot read {path}", tier=SELF) from error
 
 
 def give_up_room(context: BackendContext, options: DiskOptions) -> int:

@@ -33,7 +33,7 @@ from collections.abc import Iterable
 
 from tierkv.abc import AtRest, BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
-from tierkv_lmdb.at_rest import open_beside, remove_stored, stored_namespaces
+from tierkv_lmdb.at_rest import finish_removed, open_beside, remove_stored, stored_namespaces
 from tierkv_lmdb.checking import check, check_reader
 from tierkv_lmdb.frame_reads import READ_BYTES_MAX
 from tierkv_lmdb.opening import open_backend, open_reader
@@ -59,7 +59,7 @@ PLUGIN = BackendPlugin(
     ),
     open=open_backend,
     check=check,
-    at_rest=AtRest(stored_namespaces, open_beside, remove_stored),
+    at_rest=AtRest(stored_namespaces, open_beside, remove_stored, finish_removals=finish_removed),
 )
 
 READ_ONLY_PLUGIN = BackendPlugin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -126,10 +127,32 @@ def remove_stored(options: LmdbOptions, namespace: Namespace) -> None:
     try:
         # Renamed first: a removal that is killed leaves no half environment. The next removal completes it.
         directory.rename(directory.with_name(f"{MARKER}.removed-{uuid.uuid4().hex}"))
-        for path in directory.parent.iterdir():
-            if _REMOVED.fullmatch(path.name):
-                shutil.rmtree(path)
+        _finish_removals(options.root)
     except OSError as error:
         raise Failures("LMDB tier", directory).from_cause("remove", error) from error
     finally:
         lock.release()
+
+
+def finish_removed(options: LmdbOptions) -> int:
+    """Remove what killed removals left below the root. Returns the bytes of their files.
+
+    Raises:
+        BackendError: it cannot be removed.
+    """
+    root = options.root
+    try:
+        return _finish_removals(root) if (root / MARKER).exists() else 0
+    except OSError as error:
+        raise Failures("LMDB tier", root).from_cause("remove", error) from error
+
+
+def _finish_removals(root: Path) -> int:
+    gone_bytes = 0
+    for path in root.iterdir():
+        if _REMOVED.fullmatch(path.name):
+            files = [status for each in path.glob("*") if (status := _status(each)) is not None]
+            with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+                shutil.rmtree(path)
+            gone_bytes += sum(status.st_blocks * 512 for status in files)
+    return gone_bytes

@@ -158,11 +158,24 @@ def remove_namespace(directory: Path) -> None:
     try:
         # A rename is atomic for other processes; the next removal or open removes what a kill leaves behind.
         directory.rename(directory.parent / temporary_name(directory.name))
-        for doomed in directory.parent.iterdir():
-            if is_removed_namespace(doomed.name):
-                shutil.rmtree(doomed, ignore_errors=True)
+        finish_removals(directory.parent)
     finally:
         lock.release()
+
+
+def finish_removals(path: Path) -> int:
+    """Remove the files of removed namespaces below ``path`` that are still there. Returns the bytes that went.
+
+    Raises:
+        OSError: ``path`` cannot be read.
+    """
+    gone_bytes = 0
+    for doomed in path.iterdir():
+        if is_removed_namespace(doomed.name):
+            held_bytes = used_bytes(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+            gone_bytes += held_bytes - used_bytes(doomed)
+    return gone_bytes
 
 
 def namespaces(path: Path) -> list[Path]:
