@@ -209,7 +209,7 @@ class RecordConfig(Table):
     spans: Name | None = Field(
         default=None,
         description="Where spans of OpenTelemetry go: `program`, the tracer provider of the program, or the URL of a "
-        "collector. Needs `tierkv[otel]`. Default: none.",
+        "collector. Needs the extra `otel`: `pip install '.[otel]'` in a checkout. Default: none.",
     )
 
 

@@ -5,7 +5,7 @@ are ``tierkv lookup``, ``tierkv load``, ``tierkv store``, and the operations of 
 write to a tier belongs to the store that made the chunk, also after its request has ended. If several requests want
 the chunks of one read, it is part of the first one's trace and links to the others.
 
-Needs ``tierkv[otel]``. The exporter has a bounded queue and a thread of its own; the engine never waits for it.
+Needs the extra ``otel``. The exporter has a bounded queue and a thread of its own; the engine never waits for it.
 """
 
 from __future__ import annotations
