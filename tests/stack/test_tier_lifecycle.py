@@ -200,13 +200,15 @@ def test_a_tier_whose_scan_fails_is_closed_again(
         assert change.done
 
 
-def test_an_unknown_name_raises_in_the_wait(tmp_path: Path) -> None:
-    """An unknown name must not raise on the engine's thread."""
+def test_an_unknown_name_is_refused_at_once(tmp_path: Path) -> None:
+    """A misspelt tier looked detached to an operator who did not wait; a tier that went meanwhile raises later."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
-        change = stack.tiers.detach("dsik")
-        stack.build_connector_meta(StepOutput())
-        with pytest.raises(EngineProtocolError, match="no lower tier 'dsik'; there are: disk"):
-            change.wait(1.0)
+        with pytest.raises(EngineProtocolError, match=r"'dsik' cannot be detached: .*; there are: disk"):
+            stack.tiers.detach("dsik")
+        first, second = stack.tiers.detach("disk"), stack.tiers.detach("disk")
+        step_until(stack, lambda: first.done)
+        with pytest.raises(EngineProtocolError, match="no lower tier 'disk'; there are: none"):
+            second.wait(1.0)
 
 
 def test_two_attachments_at_once_under_one_name(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ class OffloadScheduler:
         record = self._record(request)
         self._lookups.refresh(record)
         rules.check_allocation(record, self._geometry, blocks, num_external_tokens)
-        if num_external_tokens <= 0:
+        if not num_external_tokens:
             if record.state is not RequestState.RUNNING:  # RUNNING: the engine repeats the call after the load
                 self._ahead.allocated(record, self._tables.num_blocks)
                 self._start(record, record.computed_tokens)

@@ -205,7 +205,14 @@ class TierChanges:
         return self._absent.pop(name, None)
 
     def detach(self, name: str, timeout_s: float) -> TierChange:
-        """Queue a detachment, without waiting."""
+        """Queue a detachment, without waiting. Raises as :meth:`tierkv.stack.views.tiers.StackTiers.detach`."""
+        arriving = [item.tier.name for item in tuple(self.waiting) if isinstance(item, _Attachment)]
+        known = [*self._manager.tier_names[1:], *tuple(self._absent), *arriving]
+        if name not in known and not self._is_closed:
+            names = ", ".join(known) or "none"
+            raise EngineProtocolError(
+                f"tier {name!r} cannot be detached: there is no such lower tier; there are: {names}"
+            )
         change = TierChange(f"detach {name}")
         self._queue(_Detachment(name, timeout_s, change))
         return change

@@ -313,6 +313,7 @@ def test_all_computed_since_the_question() -> None:
     [
         pytest.param([blocks([1, 2])], 16, "2 blocks for 16 tokens, 4 are needed", id="short table"),
         pytest.param([blocks([1, 2, 3, 4, 5, 6])], 20, "20 external tokens, but 16 were offered", id="too many"),
+        pytest.param([blocks([1, 2, 3, 4])], -1, "-1 external tokens: give 0 or more", id="fewer than none"),
     ],
 )
 def test_an_engine_that_errs_gets_an_error(tables: list[list[BedBlock]], tokens: int, complaint: str) -> None:

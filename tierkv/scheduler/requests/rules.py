@@ -114,16 +114,18 @@ def check_allocation(record: RequestRecord, geometry: Geometry, blocks: BlockTab
     """Check that an engine takes what it was offered.
 
     Raises:
-        EngineProtocolError: a load still runs, more tokens than were offered, a part of them where a group has a
-            window, or tables of another number of groups.
+        EngineProtocolError: a load still runs, fewer tokens than 0 or more than were offered, a part of them where a
+            group has a window, or tables of another number of groups.
     """
     name = record.ctx.request_id
     if record.state is RequestState.LOADING:
         raise refused(name, " was allocated again before its load had ended")
     offered = record.lookup.hit_tokens if record.state is RequestState.OFFERED else 0
+    if num_external_tokens < 0:
+        raise refused(name, f": {num_external_tokens} external tokens: give 0 or more")
     if num_external_tokens > offered:
         raise refused(name, f": {num_external_tokens} external tokens, but {offered} were offered")
-    if num_external_tokens <= 0:
+    if not num_external_tokens:
         return
     if geometry.has_windows and num_external_tokens < offered:
         raise refused(

@@ -56,11 +56,11 @@ class StackTiers:
 
         From the engine's next step on, the tier is neither read nor written. Chunks that were queued for it are
         dropped and counted. Its backend is closed when its running calls have ended, or after ``timeout_s``; then the
-        change is done. :meth:`TierChange.wait` raises for an unknown name.
+        change is done.
 
         Raises:
-            EngineProtocolError: the name is no text, or ``timeout_s`` no number of seconds, or ``inf``. Nothing has
-                changed.
+            EngineProtocolError: there is no such tier, or ``timeout_s`` is no number of seconds, or ``inf``. Nothing
+                has changed.
         """
         if not isinstance(name, str):
             raise EngineProtocolError(f"detach: name = {name!r:.80}: give the name of a lower tier")
