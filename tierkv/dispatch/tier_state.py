@@ -111,8 +111,6 @@ class TierState:
     """Time at which the latest operation that was answered ended."""
     hangs: bool = False
     """Whether it went out of service, the latest time, because it answered nothing."""
-    is_unreadable: bool = False
-    """Whether it went out of service, the latest time, because its reads alone failed."""
     relisting: Relisting | None = None
     """Content of the tier while it is unlisted: its scan at open failed, and it serves nothing. None: it is listed."""
 
@@ -206,20 +204,19 @@ class TierState:
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if op.verb is Verb.READ and was_usable and op.keys:
             self.reads.failed(op.keys[-1], op.deadline_s - ticket.submitted_s)
-            if self.breaker.usable and self.reads.are_too_many:  # other operations succeed
+            if self.reads.are_too_many:  # other operations may succeed
                 self.breaker.trip(now_s)
-                self.hangs, self.is_unreadable = False, True
-                return f"{self.limits.breaker_failures} reads in a row failed, the last with: {why}"
         if self.breaker.usable or not was_usable:
             return ""
-        self.hangs, self.is_unreadable = is_silent, False
+        self.hangs = is_silent
         if is_silent:
             return f"it has answered nothing for {silent_s:.3g} s, and operations failed, the last with: {why}"
-        return f"{self.limits.breaker_failures} operations in a row failed, the last with: {why}"
+        failed = "reads" if self.reads.are_too_many else "operations"
+        return f"{self.limits.breaker_failures} {failed} in a row failed, the last with: {why}"
 
     def trial(self, key: Key, now_s: float) -> Ticket:
-        """Return a trial: a probe of ``key``, or reads if the tier cannot be read."""
-        keys = self.reads.trial_keys() if self.is_unreadable else ()
+        """Return a trial: a probe of ``key``, or reads if the latest reads failed."""
+        keys = self.reads.trial_keys() if self.reads.are_too_many else ()
         if not keys:
             op = TierOp(TRIAL_OP_ID, self.index, Verb.PROBE, (key,), (), now_s + self.limits.trial_deadline_s)
         else:
@@ -231,7 +228,7 @@ class TierState:
         """A trial ended. result: None if it missed its deadline."""
         answered = result is not None and result.tally.answered
         if answered and result is not None and ticket.op.verb is Verb.READ:
-            answered = FailedReads.is_answer(result.outcomes)
+            answered = self.reads.trial_ended(result.outcomes)
         self.breaker.trial_ended(now_s, answered=answered)
 
     def scan_failed(self, scan: Scan, now_s: float) -> None:

@@ -217,40 +217,39 @@ class Tier:
         requests = [ReadRequest(key, self._arena.slot(ref.slot)) for key, ref in zip(keys, slots, strict=True)]
         results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
         _release_views(request.buffer for request in requests)
-        return [self._accept(key, ref, result) for key, ref, result in zip(keys, slots, results, strict=True)]
+        views = [self._arena.slot(ref.slot) for ref in slots]
+        return [self._accept(key, view, result) for key, view, result in zip(keys, views, results, strict=True)]
 
     async def _read_apart(self, keys: Sequence[Key], slots: Sequence[SlotRef], pool: ReadBuffers) -> list[KeyResult]:
         """Read to buffers, then copy to the slots. A cancelled call may still write: its buffers are dropped."""
         buffers = [pool.take() for _ in keys]
         requests = [ReadRequest(key, buffer.view) for key, buffer in zip(keys, buffers, strict=True)]
         results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
-        for ref, buffer, result in zip(slots, buffers, results, strict=True):
+        views = [self._arena.slot(ref.slot) for ref in slots]
+        for view, buffer, result in zip(views, buffers, results, strict=True):
             if isinstance(result, int):
-                buffer.copy_to(self._arena.slot(ref.slot), result)
-        key_results = [self._accept(key, ref, result) for key, ref, result in zip(keys, slots, results, strict=True)]
+                buffer.copy_to(view, result)
+        key_results = [self._accept(key, view, result) for key, view, result in zip(keys, views, results, strict=True)]
         del requests, results  # the traceback of an error may hold views
         if sum(map(pool.release, buffers)) < len(buffers):
             self.log.report(BUFFER_KEPT, tier=self.name)
         return key_results
 
     async def _try_read(self, keys: Sequence[Key], _slots: Sequence[SlotRef]) -> list[KeyResult]:
-        """Read to buffers that are dropped. What is read is not verified: it is used by no request."""
+        """Read to buffers that are dropped, and verify: an answer that is always cut is no answer."""
         pool = ReadBuffers(self._arena.slot_bytes)
         buffers = [pool.take() for _ in keys]  # each keeps its memory mapped while the backend has a view of it
         requests = [ReadRequest(key, buffer.view) for key, buffer in zip(keys, buffers, strict=True)]
         results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
-        return [
-            failed_result(result) if isinstance(result, BaseException) else KeyResult(ABSENT if result is None else OK)
-            for result in results
-        ]
+        return [self._accept(key, buffer.view, got) for key, buffer, got in zip(keys, buffers, results, strict=True)]
 
-    def _accept(self, key: Key, ref: SlotRef, result: ReadResult | BaseException) -> KeyResult:
+    def _accept(self, key: Key, view: memoryview, result: ReadResult | BaseException) -> KeyResult:
         if result is None:
             return KeyResult(ABSENT)
         if isinstance(result, BaseException):
             return failed_result(result)
         try:
-            is_clear = self._framer.decode_frame(self._arena.slot(ref.slot), result, key)
+            is_clear = self._framer.decode_frame(view, result, key)
         except (UnreadableFrameError, ClearFrameError) as error:  # no quarantine: the storage is not at fault
             return failed_result(error)
         except CorruptFrameError as error:

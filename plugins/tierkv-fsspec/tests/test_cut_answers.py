@@ -14,7 +14,7 @@ import tierkv_fsspec
 from tierkv.abc import DamagedEntry
 from tierkv.errors import BackendUnavailableError
 from tierkv.testing.engines.hand_engine import Prompt
-from tierkv.testing.engines.small_stack import TESTED, SmallStack
+from tierkv.testing.engines.small_stack import COOLDOWN_S, TESTED, SmallStack
 from tierkv.testing.frames import make_frame
 from tierkv_fsspec import FsspecOptions
 from tierkv_fsspec.stores import obstore_store
@@ -63,6 +63,29 @@ def test_no_object_is_deleted_for_an_answer_that_was_cut(
         assert stack.stack.tiers.stats()[TESTED]["corrupt"] == 0
         stack.pass_time(60.0)
         assert stack.load_cold(prompt) == 4
+
+
+def test_answers_that_are_always_cut_keep_the_tier_out_of_service(s3: S3Server, url: str, tmp_path: Path) -> None:
+    """A trial that takes a part of a frame for an answer would cost requests a wasted wait at every cooldown."""
+    options = FsspecOptions(url=url, endpoint_url=s3.endpoint)
+    prompts = [Prompt(number) for number in range(3)]
+    tier = {"breaker_failures": 2}
+    with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None, tier=tier) as stack:
+        stack.store_all(*prompts)
+        with cutting(s3, 10_000):
+            assert [stack.load_cold(prompt) for prompt in prompts] == [0, 0, 0]
+            assert not stack.stack.introspection.tiers()[TESTED].usable
+            for _ in range(3):
+                end_trial(stack)
+                assert not stack.stack.introspection.tiers()[TESTED].usable
+        end_trial(stack)
+        assert [stack.load_cold(prompt) for prompt in prompts] == [4, 4, 4]
+
+
+def end_trial(stack: SmallStack) -> None:
+    """Let the next trial of the tier begin and end."""
+    stack.pass_time(COOLDOWN_S)
+    stack.step_until(lambda: not stack.stack.introspection.stack().pending_trials, "the end of the trial")
 
 
 @pytest.mark.parametrize("implementation", ["obstore", "fsspec"])

@@ -99,6 +99,32 @@ def test_chunks_that_are_never_readable_again_do_not_keep_it_out(bench: Bench) -
         assert read(dispatch, 0) == OK
 
 
+def test_a_probe_ends_no_outage_that_began_with_reads_alone(bench: Bench) -> None:
+    """With content that is known from a listing nothing is probed. A trial that probes would be answered."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        assert dispatch.wait(dispatch.write(1, 1)) == [OK]
+        rule = bench.backend.add("read_into", faults.raise_error(lambda: OSError("NOPERM")))
+        assert [read(dispatch, 1) for _ in range(3)] == [FAILED] * 3
+        dispatch.wait_health(False)
+        end_trial(dispatch)
+        assert not is_usable(dispatch)
+        bench.backend.rules.remove(rule)
+        end_trial(dispatch)
+        assert is_usable(dispatch)
+
+
+def test_failed_reads_are_counted_anew_after_a_trial(bench: Bench) -> None:
+    """One bad block after an outage must not begin the next one."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        for number in range(2):
+            assert dispatch.wait(dispatch.write(number, number)) == [OK]
+        bench.backend.add("read_into", unreadable(1))
+        assert [read(dispatch, 1) for _ in range(3)] == [FAILED] * 3
+        end_trial(dispatch)
+        assert [read(dispatch, 1) for _ in range(2)] == [FAILED] * 2
+        assert is_usable(dispatch)
+
+
 def test_a_read_between_others_that_fail_keeps_it_in_service(bench: Bench) -> None:
     """Some chunks that cannot be read are misses. The others are read."""
     with dispatching(bench, limits=LIMITS) as dispatch:

@@ -65,8 +65,14 @@ class FailedReads:
         self._trials = (self._trials + 1) % (TRIALS_MAX + 1)
         return tuple(dict.fromkeys([*self._failed, *self._known])) if self._trials else ()
 
-    @staticmethod
-    def is_answer(outcomes: Sequence[Outcome]) -> bool:
-        """Whether the reads of a trial show that the tier can be read. Absent chunks show nothing while others fail."""
+    def trial_ended(self, outcomes: Sequence[Outcome]) -> bool:
+        """Return whether the reads of a trial show that the tier can be read, and count anew then.
+
+        Absent chunks show nothing while others fail.
+        """
         kinds = {outcome.kind for outcome in outcomes}
-        return not kinds & _FAILURES or bool(kinds - _FAILURES - {OutcomeKind.ABSENT})
+        is_answered = not kinds & _FAILURES or bool(kinds - _FAILURES - {OutcomeKind.ABSENT})
+        if is_answered:
+            self._failed.clear()
+            self._trials = 0
+        return is_answered
