@@ -58,7 +58,7 @@ class TransferJob:
     """Per group, index in the request's table of the first block in ``block_ids``. Modulo the blocks per chunk, it is
     the number of skipped blocks of the first chunk."""
     ends_load: bool = True
-    """Whether a load job is the last of its load. False: more jobs of a streamed load follow."""
+    """Whether a load job is the last of its load. False: more jobs of the load follow. The last can end first."""
 
 
 @dataclass(frozen=True, slots=True)

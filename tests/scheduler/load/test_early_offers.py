@@ -72,6 +72,19 @@ def test_the_front_is_copied_while_the_rest_is_read() -> None:
     assert (bed.core.counters.loads_streamed, bed.core.counters.deadlines_expired) == (1, 0)
 
 
+def test_the_rest_does_not_wait_for_the_copy_of_the_front() -> None:
+    """Once all of it has arrived, it is the last job beside the first."""
+    bed = half_read()
+    read(bed, HALF - 1)
+    assert jobs_sent(bed) == [CHUNKS // 2]  # with chunks to come, one more job would not be the last
+    read(bed, 1)
+    assert jobs_sent(bed) == [CHUNKS // 2, CHUNKS // 2]
+    assert not bed.tiers.pending
+    finish(bed)
+    assert bed.core.counters.tokens_loaded == {"disk": 4 * CHUNKS}
+    assert computed(bed) == 1
+
+
 def test_chunks_that_arrive_out_of_order_wait_for_the_front() -> None:
     """The second half is here first: nothing can be copied ahead of the first chunk."""
     bed = stream_bed(2 * CHUNKS)

@@ -187,7 +187,7 @@ class Loads:
             if stream.is_sent:
                 continue
             passage = self._gather_segment(stream)
-            if stream.state is StreamState.GATHERING:
+            if stream.state is StreamState.GATHERING or self._is_rest_ready(stream, passage):
                 self._send_arrived(stream, passage)
             elif is_last and not stream.num_pending:
                 self._send_segment(stream)
@@ -231,6 +231,12 @@ class Loads:
                 return  # the next step checks their blocks
             grant = self._manager.prepare_load(keys, stream.record.ctx, continues=True)
             self._send_segment(stream, keys, grant.slots, grant.sources)
+
+    def _is_rest_ready(self, stream: Stream, passage: Passage | None) -> bool:
+        """Whether one job can send all that is left. Then it need not wait for the one in flight: no other follows."""
+        if passage is None or not passage.ready:
+            return False
+        return stream.num_pending == len(passage.keys) <= min(self._chunks_max, stream.num_checked)
 
     @staticmethod
     def _front_chunks(passage: Passage) -> int:

@@ -39,7 +39,7 @@ STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
     (_S.GATHERING, _E.SEGMENT_SENT): _S.COPYING,
     (_S.COPYING, _E.SEGMENT_ENDED): _S.GATHERING,
     (_S.GATHERING, _E.LAST_SENT): _S.ENDING,
-    # All requests have finished: both jobs are sent in what may be the last step, one after the other.
+    # Nothing is left to gather, so the last job does not wait for the one in flight.
     (_S.COPYING, _E.LAST_SENT): _S.ENDING,
     (_S.ENDING, _E.SEGMENT_ENDED): _S.ENDING,
     (_S.ENDING, _E.LAST_ENDED): _S.ENDED,
