@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from valkey_servers import ValkeyServer, until
+from valkey_servers import CACHE, ValkeyServer, until
 from valkey_support import CHUNK_NAMES, context, frames, heals, only_misses, opened, traffic
 
 import tierkv_valkey
@@ -214,6 +214,18 @@ def test_a_server_that_refuses_reads_announces_no_hit(server: ValkeyServer, tmp_
         server.ask("ACL", "SETUSER", "default", "allcommands")
         stack.until_usable()
         assert stack.load_cold(prompts[3]) == 4
+
+
+def test_one_slow_command_costs_no_hit(tmp_path: Path) -> None:
+    """It blocks the server past the tier's timeout. The framework's next try finds the answer, if the node is asked."""
+    stored = frames(20)
+    with ValkeyServer(tmp_path, *CACHE, "--enable-debug-command", "yes") as server, opened(server.url) as tier:
+        tier.put(stored)
+        blocker = threading.Thread(target=server.ask, args=("DEBUG", "SLEEP", "0.9"))
+        blocker.start()
+        until(lambda: any(isinstance(result, TierKVError) for result in tier.read(list(stored))), "timeout")
+        assert tier.read(list(stored)) == list(stored.values())
+        blocker.join()
 
 
 def test_a_server_that_is_not_there_is_named_at_open(server: ValkeyServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -15,7 +16,9 @@ from tierkv_valkey.nodes.wire import Wire, open_wire
 from tierkv_valkey.options import Address, ValkeyOptions
 
 REST_S, REST_S_MAX = 1.0, 4.0
-"""Rest after the first call without an answer, and the longest: it doubles with each further one."""
+"""Rest after the second call in a row without an answer, and the longest: it doubles with each further one.
+
+After the first there is none. A server that a slow command blocks answers the next try, or the one after it."""
 
 
 class RestingError(exceptions.TimeoutError):  # type: ignore[misc]  # untyped here
@@ -48,6 +51,7 @@ class Node:
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[Wire] = []
         self._late = 0
+        self._late_s = -math.inf
         self._rests_until_s = 0.0
         self._closed = False
 
@@ -68,7 +72,7 @@ class Node:
                 raise exceptions.ConnectionError("the tier is closed")
             if self.is_resting:
                 raise RestingError("no answer a moment ago; the node is left alone for a while")
-            if self._late:  # one caller tries, the others fail at once until it knows
+            if self._late > 1:  # one caller tries, the others fail at once until it knows
                 self._rests_until_s = self._clock() + self._rest_s()
         while (wire := self._take_idle()) is not None:
             if wire.is_quiet():
@@ -90,11 +94,22 @@ class Node:
             with self._lock:
                 self._late, self._rests_until_s = 0, 0.0
 
-    def was_late(self) -> None:
-        """Begin a rest: the node did not answer in time."""
+    def was_late(self, begun_s: float) -> None:
+        """The node did not answer in time a call that began at ``begun_s``: begin a rest, unless it is the first.
+
+        Calls that waited side by side count once.
+        """
         with self._lock:
-            self._rests_until_s = self._clock() + self._rest_s()
+            if begun_s < self._late_s:
+                return
             self._late += 1
+            self._late_s = self._clock()
+            if self._late > 1:
+                self._rests_until_s = self._late_s + self._rest_s()
+
+    def now_s(self) -> float:
+        """Time on the node's clock."""
+        return self._clock()
 
     def close(self) -> None:
         """Close idle connections. One that a call uses is closed at the end of the call."""
@@ -108,7 +123,7 @@ class Node:
             return self._idle.pop() if self._idle else None
 
     def _rest_s(self) -> float:
-        return float(min(REST_S_MAX, REST_S * 2 ** min(self._late, 8)))
+        return float(min(REST_S_MAX, REST_S * 2 ** min(self._late - 2, 8)))
 
     def __str__(self) -> str:
         """Text for messages."""

@@ -53,6 +53,7 @@ class Pipeline:
     """Commands on their way to a node. Used by one thread.
 
     A failure of the connection is kept in :attr:`failure`, and is the reply of every command without one.
+    :attr:`begun_s` is the time on the node's clock at which it was made.
 
     Args:
         node: gets the commands.
@@ -65,6 +66,7 @@ class Pipeline:
         self._requests = requests
         self._wire: Wire | None = None
         self._is_whole = False
+        self.begun_s = node.now_s()
 
     def send(self) -> None:
         """Send the commands."""
@@ -125,6 +127,6 @@ class _Failing:
         if not isinstance(error, exceptions.RedisError | OSError):
             return False
         if type(error) in (exceptions.TimeoutError, TimeoutError):  # not a RestingError, nor a refusal
-            self._pipeline.node.was_late()
+            self._pipeline.node.was_late(self._pipeline.begun_s)
         self._pipeline.failure = error.with_traceback(None)
         return True
