@@ -142,6 +142,19 @@ def test_failure_of_one_object_is_its_own(
     backend.close()
 
 
+def test_a_wrong_clock_is_named(s3: S3Server, url: str) -> None:
+    """The server refuses signatures of another time with the status for lacking rights, and rights are no cure."""
+    backend = open_at(url, endpoint_url=s3.endpoint)
+    put(backend, {key(1): FRAME})
+    s3.refuse[object_name(key(1))] = "403 Forbidden <Error><Code>RequestTimeTooSkewed</Code></Error>"
+    try:
+        (failure,) = get(backend, key(1))
+    finally:
+        s3.refuse.clear()
+    assert "Set the clock" in str(failure)
+    backend.close()
+
+
 def test_no_view_of_a_buffer_remains(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """A library's exception in a reference cycle must not keep the arena mapped until the next garbage collection."""
     backend = open_at(url, **options)

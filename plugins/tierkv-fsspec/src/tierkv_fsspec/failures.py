@@ -30,6 +30,7 @@ class FailureKind(Enum):
     REFUSED = "access is refused"
     NO_CREDENTIALS = "no credentials were found"
     WRONG_CREDENTIALS = "the credentials are wrong"
+    WRONG_CLOCK = "the clocks of this machine and of the server differ"
     DOWN = "no connection"
     BUSY = "it cannot be served now"
     LATE = "no answer in time"
@@ -55,6 +56,7 @@ FIXES = {
         "correct or renew them where they come from: the environment, a profile, or for sftp the key file that "
         "storage_options.key_filename names"
     ),
+    FailureKind.WRONG_CLOCK: "set the clock of this machine, or of the server",
     FailureKind.DOWN: "check that the server runs and that endpoint_url and the network to it are right",
     FailureKind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
     FailureKind.BUSY: "try again later",
@@ -82,6 +84,8 @@ _CODES = {
     "InvalidAccessKeyId": FailureKind.WRONG_CREDENTIALS,
     "SignatureDoesNotMatch": FailureKind.WRONG_CREDENTIALS,
     "ExpiredToken": FailureKind.WRONG_CREDENTIALS,
+    "RequestTimeTooSkewed": FailureKind.WRONG_CLOCK,
+    "RequestExpired": FailureKind.WRONG_CLOCK,
     "InvalidToken": FailureKind.WRONG_CREDENTIALS,
     "InvalidClientTokenId": FailureKind.WRONG_CREDENTIALS,
     "PermanentRedirect": FailureKind.OTHER_REGION,
