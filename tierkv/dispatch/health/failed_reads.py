@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
-KNOWN_MAX = 4
-"""Chunks that are remembered as read or written."""
+TRIED_MAX = 2
+"""Chunks of each kind that a trial reads: those of failed reads, and those that were read or written. It has the
+deadline of one read, and its buffers are mapped for it alone."""
 TRIALS_MAX = 12
 """Trials that read nothing. The next one probes, and requests read again: they may want chunks that can be read."""
 
@@ -31,7 +32,7 @@ class FailedReads:
     def __init__(self, failures_max: int) -> None:
         self._failures_max = failures_max
         self._failed: deque[Key] = deque(maxlen=failures_max)
-        self._known: deque[Key] = deque(maxlen=KNOWN_MAX)
+        self._known: deque[Key] = deque(maxlen=TRIED_MAX)
         self._trials = 0  # in a row
         self.deadline_s = 0.0
         """Seconds that the latest failed read was given, and that a read in a trial gets."""
@@ -63,7 +64,7 @@ class FailedReads:
         others are known, as in a new process, one failed read of a request is risked from time to time.
         """
         self._trials = (self._trials + 1) % (TRIALS_MAX + 1)
-        return tuple(dict.fromkeys([*self._failed, *self._known])) if self._trials else ()
+        return tuple(dict.fromkeys([*list(self._failed)[-TRIED_MAX:], *self._known])) if self._trials else ()
 
     def trial_ended(self, outcomes: Sequence[Outcome]) -> bool:
         """Return whether the reads of a trial show that the tier can be read, and count anew then.
