@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_process import EngineError, StartEngine
+from vllm_process import EngineError, PlainTokens, StartEngine
 from vllm_setups import EngineSetup, Seam, cached_of, prompts, tokens_of
 
 MEMORY = {"host": {"capacity": "16MiB"}, "lookup": {"recompute": "off"}}
@@ -142,3 +142,18 @@ def test_stores_that_a_stop_would_lose_are_told_at_start(seam: Seam, start_engin
         with start_engine(setup) as engine:
             told[timeout_s] = "--shutdown-timeout 30" in engine.log.read_text(encoding="utf-8")
     assert told == {0: True, 30: False}
+
+
+def test_a_connector_beside_one_that_requires_a_layout_serves(
+    start_engine: StartEngine, plain_tokens: PlainTokens
+) -> None:
+    """VLLM refuses two connectors with different requirements, and others of its connectors require one."""
+    setup = EngineSetup("connector", MEMORY)
+    outer = inside_multi_connector(setup).arguments["kv_transfer_config"]
+    outer["kv_connector_extra_config"]["connectors"].append(EngineSetup("spec", MEMORY).kv_transfer_config())
+    asked = prompts("beside another connector", 3)
+    with start_engine(replace(setup, arguments={"kv_transfer_config": outer})) as engine:
+        first = engine.call("vllm_scenarios:serve", prompts=asked)
+        second = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert tokens_of(first) == tokens_of(second) == plain_tokens("llama", asked, 16)
+    assert cached_of(second) == [CACHED] * 3

@@ -215,6 +215,15 @@ def test_beside_a_connector_that_has_the_names_of_vllm(caplog: pytest.LogCapture
     assert taken in REGISTRY._collector_to_names
 
 
+def test_a_connector_that_comes_later_may_have_the_names_of_vllm() -> None:
+    """VLLM builds their exporters in the order of the settings, and a name that is taken ends the front end."""
+    exported = exporter("connector")
+    taken = Counter("vllm:kv_offload_load_bytes", "theirs", LABELS)
+    exported.observe({"counters": {"tierkv_stores_refused": {"": 1}}}, engine_idx=0)
+    assert scraped()["vllm:kv_offload_allocation_failure_total", "0", ""] == 1
+    assert taken in REGISTRY._collector_to_names
+
+
 def test_inside_a_multi_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     """VLLM's log looks the connectors of a MultiConnector up by name; one it does not know would end the front end."""
     monkeypatch.setattr(KVConnectorFactory, "_registry", dict(KVConnectorFactory._registry))

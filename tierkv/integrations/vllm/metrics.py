@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -176,13 +176,17 @@ class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the s
         unregister_series()
         self._families: dict[str, PromMetric] = {}
         self._children: dict[tuple[int, str, str], PromMetric] = {}
-        for metric in (*METRICS.values(), *LINEAGE):
+        self._add(METRICS.values())
+        self._has_lineage = False
+
+    def _add(self, metrics: Iterable[Metric]) -> None:
+        for metric in metrics:
             family = self._create(metric)
             if family is None:
                 continue
             self._families[metric.name] = family
             if not metric.labels and metric.kind != "gauge":  # a series begins at zero
-                for engine in per_engine_labelvalues:
+                for engine in self.per_engine_labelvalues:
                     self._child(engine, metric.name, "")
 
     def _create(self, metric: Metric) -> PromMetric | None:
@@ -206,6 +210,9 @@ class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the s
         """Add the report of one engine's scheduler. Unknown names are ignored, because versions may differ."""
         if engine_idx not in self.per_engine_labelvalues:
             return
+        if not self._has_lineage:  # only now has each connector beside this one registered its names: vLLM's are theirs
+            self._has_lineage = True
+            self._add(LINEAGE)
         delta = _delta_of(transfer_stats_data)
         for name, label, count in _flat(delta["counters"]):
             self._count(engine_idx, name, label, count)

@@ -109,11 +109,6 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Whether vLLM must wait for stores. False: a dropped store is only a later miss."""
         return False
 
-    @classmethod
-    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003 - vLLM's signature
-        """Request a layout in which a block is one run of bytes in each layer. vLLM may choose another."""
-        return "LBNHC"
-
     def shutdown(self) -> None:
         """End transfers in flight, flush, and close."""
         side = self.scheduler if self._is_scheduler else self.worker
