@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm import identity
 from tierkv.integrations.vllm.identity import Adapters, digest_of, folder_digest, weights_identity, weights_words
 
@@ -72,6 +73,19 @@ def test_weights_that_are_not_those_of_the_folder_make_another_namespace(
     load = SimpleNamespace(load_format=load_format, model_loader_extra_config=extra)
     config = SimpleNamespace(model_config=model, speculative_config=None, load_config=load)
     assert weights_words(config).get("load") == word
+
+
+def test_weights_outside_the_folder_make_a_namespace_for_each_place_or_content(tmp_path: Path) -> None:
+    """VLLM keeps the configuration alone of a model in an object store in its folder."""
+
+    def word(place: object) -> str | None:
+        model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides={}, model_weights=str(place))
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("place")
+
+    assert word("") is None
+    assert len({word("s3://models/a"), word("s3://models/a"), word("s3://models/b")}) == 2
+    first = word(write(tmp_path, b"first"))
+    assert word(write(tmp_path, b"other")) not in (first, None)
 
 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
@@ -139,3 +153,21 @@ def test_an_adapter_that_changes_under_a_running_server_is_not_served(
     anew = SimpleNamespace(**{**vars(adapter), "load_inplace": True})
     assert adapters.digest_of(anew) not in (first, None)
     assert adapters.digest_of(adapter) == adapters.digest_of(anew)
+
+
+def test_a_hit_of_vllm_is_refused_where_another_adapter_had_the_name_and_path(tmp_path: Path) -> None:
+    """VLLM's hashes are of both, so it cannot tell whose KV its own cache has."""
+    adapters = Adapters()
+    adapter = SimpleNamespace(lora_name="french", lora_int_id=4, lora_path=str(write(tmp_path, b"first")))
+    adapters.digest_of(adapter)
+    anew = SimpleNamespace(**{**vars(adapter), "load_inplace": True})
+    for same in (adapter, anew, SimpleNamespace(**{**vars(adapter), "lora_int_id": 5})):
+        adapters.digest_of(same)
+        adapters.check_own_hit(same)
+    write(tmp_path, b"other one")
+    later = SimpleNamespace(**{**vars(adapter), "lora_int_id": 6})
+    adapters.digest_of(later)
+    with pytest.raises(EngineProtocolError, match="reset vLLM's prefix cache"):
+        adapters.check_own_hit(later)
+    adapters.check_own_hit(SimpleNamespace(**{**vars(later), "lora_name": "german"}))
+    adapters.check_own_hit(None)

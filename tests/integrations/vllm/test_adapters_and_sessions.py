@@ -47,6 +47,31 @@ def test_adapters_have_chunks_of_their_own_and_a_replaced_one_finds_none(
     assert tokens_of(third) == [plain, german, german]
 
 
+def test_what_vllm_found_of_a_replaced_adapter_is_not_stored(
+    seam: Seam, models: Path, tmp_path: Path, start_engine: StartEngine
+) -> None:
+    """VLLM's own cache knows an adapter by name and path, so it still has the KV of the previous one."""
+    (prompt,) = prompts("replaced adapter", 1)
+    folder = tmp_path / "adapter"
+    shutil.copytree(models / "french", folder)
+    setup = setup_over(tmp_path / "disk", seam, **LORA)
+    asked = [str(folder)]
+    with start_engine(setup) as engine:
+        french = engine.call(f"{HERE}:serve_with", prompt=prompt, adapters=asked)
+        shutil.rmtree(folder)
+        shutil.copytree(models / "german", folder)
+        mixed = engine.call(f"{HERE}:serve_with", prompt=prompt, adapters=asked, load_inplace=True)
+        german = engine.call(f"{HERE}:serve_with_again", prompt=prompt, adapters=asked, load_inplace=True)
+        again = engine.call(f"{HERE}:serve_with_again", prompt=prompt, adapters=asked, load_inplace=True)
+    with start_engine(setup) as engine:
+        after = engine.call(f"{HERE}:serve_with", prompt=prompt, adapters=[*asked, str(models / "german")])
+    assert cached_of(mixed) == [CACHED], "vLLM's own hit: of the previous adapter"
+    assert (cached_of(german), cached_of(again), cached_of(after)) == ([0], [CACHED], [CACHED, 0])
+    assert tokens_of(german) == tokens_of(again)
+    assert tokens_of(after) == tokens_of(german) * 2
+    assert tokens_of(german) != tokens_of(french)
+
+
 @pytest.fixture(scope="module")
 def engine(seam: Seam, start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """Llama with room for all requests."""

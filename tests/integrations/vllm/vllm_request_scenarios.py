@@ -29,7 +29,9 @@ def serve_alone(served: ServedEngine, entry: Json, **more: Any) -> Json:
     return answer
 
 
-def serve_with(served: ServedEngine, prompt: Prompt, adapters: Sequence[str]) -> list[Json]:
+def serve_with(
+    served: ServedEngine, prompt: Prompt, adapters: Sequence[str], *, load_inplace: bool = False
+) -> list[Json]:
     """Serve the prompt with each adapter in turn, by its folder; "" is the model alone.
 
     One by one: on a CPU, vLLM 0.32 computes the model alone as with an adapter that another request of the batch has.
@@ -37,15 +39,15 @@ def serve_with(served: ServedEngine, prompt: Prompt, adapters: Sequence[str]) ->
     answers = []
     for folder in adapters:
         number = sorted({*adapters, ""}).index(folder)
-        adapter = LoRARequest("adapter", number, folder) if folder else None
+        adapter = LoRARequest("adapter", number, folder, load_inplace=load_inplace) if folder else None
         answers.append(serve_alone(served, {"prompt_token_ids": list(prompt)}, lora_request=adapter))
     return answers
 
 
-def serve_with_again(served: ServedEngine, prompt: Prompt, adapters: Sequence[str]) -> list[Json]:
+def serve_with_again(served: ServedEngine, prompt: Prompt, adapters: Sequence[str], **options: bool) -> list[Json]:
     """The same with an empty device."""
     served.forget()
-    return serve_with(served, prompt, adapters)
+    return serve_with(served, prompt, adapters, **options)
 
 
 def serve_pictures(served: ServedEngine, asked: Sequence[Json]) -> list[Json]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tierkv.errors import EngineProtocolError
+
 _log = logging.getLogger(__name__)
 
 WHOLE_BYTES_MAX = 64 << 20
@@ -81,16 +83,20 @@ def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
 def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
     """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
 
-    These are the number format of the weights, weights that are not those of the folder, a configuration from another
-    folder, overrides of it, other code, layers whose KV keeps its number format, the preparation of pictures and other
-    media, the context length where the model computes otherwise for a long one, and the draft whose KV is stored beside
-    that of the model. Settings that are not used add no word.
+    These are the number format of the weights, weights that are not those of the folder, the place of weights outside
+    it, a configuration from another folder, overrides of it, other code, layers whose KV keeps its number format, the
+    preparation of pictures and other media, the context length where the model computes otherwise for a long one, and
+    the draft whose KV is stored beside that of the model. Settings that are not used add no word.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
     words |= {name: digest_of(value) for name, value in _settings(vllm_config).items() if value}
     if load := _other_weights(getattr(vllm_config, "load_config", None)):
         words["load"] = load
+    if place := getattr(
+        model, "model_weights", ""
+    ):  # such as an object store, of which the folder has the configuration
+        words["place"] = folder_digest(place) or digest_of(place)
     if limit := _context_limit(getattr(model, "hf_text_config", None)):
         words["context"] = "long" if _computes_as_for_long(model, limit) else "short"
     if speculative is not None and speculative.uses_draft_kv_cache():
@@ -197,6 +203,9 @@ class Adapters:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[_Stamps, str | None]] = {}
+        self._first: dict[tuple[str, str], str] = {}
+        """First digest by name and path, which is all that vLLM's hashes have of an adapter."""
+        self._replaced: set[tuple[str, str]] = set()
 
     def digest_of(self, lora_request: Any) -> str | None:  # noqa: ANN401 - (the same)
         """Digest of the adapter's files; empty where it has none here. None: they have changed since vLLM loaded them.
@@ -208,8 +217,9 @@ class Adapters:
         try:
             stamps = _stamps_of(name[1])
             known = self._known.get(name)
-            if known is None or getattr(lora_request, "load_inplace", False):
-                known = self._known[name] = (stamps, folder_digest(name[1]))
+            loads = getattr(lora_request, "load_inplace", False)
+            if known is None or (loads and (known[0] != stamps or known[1] is None)):
+                known = self._known[name] = (stamps, self._read(lora_request, name[1]))
         except OSError as error:
             _log.warning("adapter %r cannot be read, and is served without tierkv: %s", name[1], error)
             return None
@@ -221,6 +231,31 @@ class Adapters:
             )
             known = self._known[name] = (stamps, None)
         return known[1]
+
+    def _read(self, lora_request: Any, place: str) -> str:  # noqa: ANN401 - (the same)
+        digest, hashed = folder_digest(place), _hashed(lora_request)
+        if self._first.setdefault(hashed, digest) != digest:
+            self._replaced.add(hashed)
+        return digest
+
+    def check_own_hit(self, lora_request: Any) -> None:  # noqa: ANN401 - (the same)
+        """Check the adapter of a request for which vLLM's own cache had a part of the prompt.
+
+        Raises:
+            EngineProtocolError: another adapter had its name and path before. vLLM's hashes of both are equal, so that
+                part may be KV of the previous one, and must not be stored as that of this one.
+        """
+        if lora_request is not None and _hashed(lora_request) in self._replaced:
+            raise EngineProtocolError(
+                f"adapter {lora_request.lora_name!r} replaced another one under the same path, and vLLM's own cache "
+                "has KV for this prompt, which may be of the previous one: reset vLLM's prefix cache after such a "
+                "change, or load each adapter from a path of its own"
+            )
+
+
+def _hashed(lora_request: Any) -> tuple[str, str]:  # noqa: ANN401 - (the same)
+    """Name and path of an adapter: all that vLLM's hashes of blocks have of it."""
+    return str(lora_request.lora_name), str(getattr(lora_request, "lora_path", "") or "")
 
 
 def _stamps_of(place: str) -> _Stamps:

@@ -96,6 +96,8 @@ class ConnectorScheduler:
         if request.request_id not in self._requests or request.skip_reading_prefix_cache:
             return 0, False
         try:
+            if num_computed_tokens and request.lora_request is not None:
+                self._adapters.check_own_hit(request.lora_request)
             return self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
         except EngineProtocolError as error:
             self.drop(request.request_id, error)

@@ -83,7 +83,7 @@ class TierKVManager:
         self.named = NamedRequests()
         """Receives each request before :meth:`on_new_request`, where vLLM names them (:mod:`~.requests`)."""
         self._reset_scope = reset_scope
-        self._has_adapters = False
+        self._has_scopes = False
         self._localities = localities
         self._events = events
         self.has_events = events is not None
@@ -104,14 +104,14 @@ class TierKVManager:
             self._dropped.add(req_context.req_id)
             return RequestOffloadingContext()
         if keys.scope:
-            self._has_adapters = True
+            self._has_scopes = True
             req_context.set_state(keys)
         allowed = self._allowed(req_context.load_tier_filter)
         self.stack.on_new_request(req_context.req_id, req_context.kv_transfer_params, allowed)
         return RequestOffloadingContext()
 
     def _keys(self, req_context: ReqContext) -> RequestKeys:
-        return (self._has_adapters and req_context.get_state(RequestKeys)) or PLAIN_KEYS
+        return (self._has_scopes and req_context.get_state(RequestKeys)) or PLAIN_KEYS
 
     def _allowed(self, load_filter: TierFilter) -> frozenset[str] | None:
         """Tiers that vLLM's ``kv_load_tiers`` allows for hits; None: all."""
@@ -150,7 +150,7 @@ class TierKVManager:
         if self.named.is_being_preempted(req_context.req_id):
             return LookupResult.RETRY
         end_token = req_context.get_offload_key_position(key)
-        if self._has_adapters:
+        if self._has_scopes:
             (key,) = self._keys(req_context).stored((key,))
         try:
             return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
@@ -179,7 +179,7 @@ class TierKVManager:
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Source tier of a chunk of the request's load, by vLLM's name."""
-        if self._has_adapters:
+        if self._has_scopes:
             (key,) = self._keys(req_context).stored((key,))
         tier = self.stack.load_source(req_context.req_id, key)
         if tier == HOST:
@@ -211,6 +211,8 @@ class TierKVManager:
         offered = () if self._is_dropped(req_context.req_id) else tuple(keys)
         chunks = [(stored, position(key) or 0) for key, stored in zip(offered, names.stored(offered), strict=True)]
         try:
+            if chunks and self._has_scopes:
+                self.named.check_own_hit(req_context.req_id)
             store = self.stack.prepare_store(req_context.req_id, chunks)
         except EngineProtocolError as error:
             self.drop(req_context.req_id, error)

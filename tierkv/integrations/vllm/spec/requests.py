@@ -69,12 +69,16 @@ class _Named:
     """VLLM's request."""
     preemptions: int = 0
     """Preemptions that vLLM has reported."""
+    is_checked: bool = False
+    """Whether :meth:`NamedRequests.check_own_hit` was called for it."""
 
 
 class NamedRequests:
     """Open requests, as vLLM's connector names them. Scheduler's thread."""
 
     def __init__(self) -> None:
+        self.weights = ""
+        """Name of the weights in memory since a reset; empty: those of the folder."""
         self._arriving: Any = None
         self._adapters = Adapters()
         self._named: dict[str, _Named] = {}
@@ -109,6 +113,24 @@ class NamedRequests:
             return False
         self._unnamed.discard(request_id)
         return True
+
+    def check_own_hit(self, request_id: str) -> None:
+        """Check a request with an adapter that is about to store for the first time.
+
+        Raises:
+            EngineProtocolError: vLLM's own cache had a part of its prompt, perhaps of another adapter.
+        """
+        one = self._named.get(request_id)
+        if one is None or one.is_checked:
+            return
+        one.is_checked = True
+        stats = one.request.prefill_stats  # which vLLM takes away at the first token
+        if stats is None or stats.num_local_cached_tokens:
+            self._adapters.check_own_hit(one.request.lora_request)
+
+    def names(self) -> set[str]:
+        """Ids of all of them."""
+        return set(self._named)
 
     def begun(self) -> set[str]:
         """Requests that hold computed or loaded tokens."""
