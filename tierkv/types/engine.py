@@ -141,7 +141,10 @@ class ScopedRequest(Request, Protocol):
 
     @property
     def adapter_digest(self) -> str:
-        """Text that differs for other content of the adapter; empty if unknown. Read when the request is new."""
+        """Text that differs for other content of the adapter, or for other weights than the namespace names.
+
+        Empty if unknown, and for these weights. Read when the request is new.
+        """
 
 
 class TokenizedRequest(Request, Protocol):

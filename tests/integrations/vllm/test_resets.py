@@ -95,3 +95,24 @@ def test_a_restart_finds_nothing_from_before_a_reset(seam: Seam, start_engine: S
     alone = {**setup.stack, "tiers": setup.stack["tiers"][:1]}
     with start_engine(EngineSetup(seam, alone, blocks_per_chunk=2)) as engine:
         assert cached_of(engine.call("vllm_scenarios:serve", prompts=asked)) == [0] * 3
+
+
+def test_a_restart_with_the_weights_of_the_folder_finds_nothing_of_later_ones(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """An engine that trained on may crash. The namespace names the weights of the folder, which the next one has."""
+    asked = prompts("weights of a crashed trainer", 3)
+    setup = setup_of(seam, tmp_path, None)
+    alone = EngineSetup(seam, {**setup.stack, "tiers": setup.stack["tiers"][:1]}, blocks_per_chunk=2, options={})
+    with start_engine(alone) as engine:
+        engine.call(f"{HERE}:change_weights")
+        engine.call(f"{HERE}:reset")
+        later = engine.call("vllm_scenarios:serve", prompts=asked)
+        assert engine.call("vllm_scenarios:flush")
+        assert cached_of(engine.call("vllm_scenarios:serve_again", prompts=asked)) == [CACHED] * 3, "found by itself"
+    with start_engine(alone) as engine:
+        after = engine.call("vllm_scenarios:serve", prompts=asked)
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(after) == [0] * 3
+    assert tokens_of(after) == tokens_of(again) != tokens_of(later)
+    assert cached_of(again) == [CACHED] * 3

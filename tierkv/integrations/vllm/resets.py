@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.stack import Stack
@@ -29,3 +30,12 @@ def reset_stack(stack: Stack | StagedStack, scope: ResetScope) -> None:
                 " and ".join(map(repr, detached)),
             )
     stack.reset_cache(scope)
+
+
+def weights_since_reset() -> str:
+    """Text that names the weights in memory after a reset, for the keys of chunks.
+
+    They may be other weights than those of the folder, which the namespace names. So no other process, and no later
+    reset, has an equal text: an engine that starts with the weights of the folder must not find these chunks.
+    """
+    return secrets.token_hex(8)

@@ -287,10 +287,10 @@ def keys_of(request: Request, geometry: Geometry) -> tuple[Iterator[Key], int]:
 
 
 def scope_of(request: Request) -> bytes:
-    """Scope of the request's keys: its salt, and its adapter with its content, if the engine provides them."""
+    """Scope of the request's keys: its salt, and its adapter with what is in it, if the engine provides them."""
     salt, adapter = getattr(request, "cache_salt", None), getattr(request, "lora_name", None)
-    if adapter is not None and (content := getattr(request, "adapter_digest", "")):
-        adapter = f"{adapter}\n{content}"
+    if content := getattr(request, "adapter_digest", ""):
+        adapter = f"{adapter or ''}\n{content}"
     return make_scope(None if salt is None else str(salt), None if adapter is None else str(adapter))
 
 

@@ -1,4 +1,4 @@
-"""Views of vLLM's requests. Requests without an adapter are used unchanged."""
+"""Views of vLLM's requests. Requests for the weights of the folder alone, without an adapter, are used unchanged."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from tierkv.types.engine import Request
 
 
-def view_of(request: Any, adapter_digest: str = "") -> Request:  # noqa: ANN401 - vLLM's Request, which has no types here
-    """Return the request itself, or for a request with an adapter, a view that also names the adapter.
+def view_of(request: Any, weights: str = "") -> Request:  # noqa: ANN401 - vLLM's Request, which has no types here
+    """Return the request itself, or for a request with an adapter or other weights, a view that also names these.
 
     Args:
         request: vLLM's request.
-        adapter_digest: digest of the adapter's files, needed when the request is registered.
+        weights: digest of the adapter's files, and the name of other weights than those of the folder; needed when the
+            request is registered.
     """
     plain: Request = request
-    return plain if request.lora_request is None else AdapterRequest(request, adapter_digest)
+    return plain if request.lora_request is None and not weights else AdapterRequest(request, weights)
 
 
 def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
@@ -28,7 +29,7 @@ def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
 
 
 class AdapterRequest:
-    """View of a request with a LoRA adapter, which vLLM names in another attribute. Copies nothing."""
+    """View of a request with a LoRA adapter, which vLLM names in another attribute, or other weights. No copy."""
 
     __slots__ = ("_request", "adapter_digest")
 
@@ -76,11 +77,13 @@ class AdapterRequest:
         return salt
 
     @property
-    def lora_name(self) -> str:
-        """Name of the adapter."""
-        return str(self._request.lora_request.lora_name)
+    def lora_name(self) -> str | None:
+        """Name of the adapter, or None."""
+        adapter = self._request.lora_request
+        return None if adapter is None else str(adapter.lora_name)
 
     @property
-    def lora_id(self) -> int:
-        """Number of the adapter."""
-        return int(self._request.lora_request.lora_int_id)
+    def lora_id(self) -> int | None:
+        """Number of the adapter, or None."""
+        adapter = self._request.lora_request
+        return None if adapter is None else int(adapter.lora_int_id)

@@ -12,7 +12,7 @@ from tierkv.integrations.vllm.connector.requests import is_served, view_of
 from tierkv.integrations.vllm.connector.steps import blocks_only, step_output
 from tierkv.integrations.vllm.identity import Adapters
 from tierkv.integrations.vllm.refusals import Refusals
-from tierkv.integrations.vllm.resets import reset_stack
+from tierkv.integrations.vllm.resets import reset_stack, weights_since_reset
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup
 from tierkv.stack.stack import Stack
@@ -57,6 +57,7 @@ class ConnectorScheduler:
         self._loading: set[str] = set()
         self._refusals = Refusals()
         self._adapters = Adapters()
+        self._weights = ""  # since a reset: those in memory
         self._stale_loads: set[str] = set()  # in flight when the cache was reset, or when their request was dropped
         self._failed_loads: set[str] = set()
         self._short_loads: set[str] = set()  # ended, perhaps with refused chunks, and not scheduled since
@@ -72,7 +73,7 @@ class ConnectorScheduler:
         if is_served(request) and adapter is not None:
             self._requests[request.request_id] = request
             try:
-                self.stack.on_new_request(view_of(request, adapter))
+                self.stack.on_new_request(view_of(request, adapter + self._weights))
             except EngineProtocolError as error:
                 self.drop(request.request_id, error)
 
@@ -221,8 +222,8 @@ class ConnectorScheduler:
     def reset_cache(self) -> bool:
         """Empty the tiers that the option names; loads in flight will fail. False while a step is being scheduled.
 
-        If all tiers are emptied, the weights may be new. Running requests go on with KV of the old ones, so they go on
-        without tierkv: it would store that KV once more. VLLM computes anew what it preempts before a reset.
+        If all tiers are emptied, the weights may be new, and chunks get other keys. Requests from before go on without
+        tierkv: running ones have KV of the old weights, and all have keys of these.
         """
         try:
             reset_stack(self.stack, self._reset_scope)
@@ -231,7 +232,8 @@ class ConnectorScheduler:
             return False
         self._stale_loads |= self._loading
         if self._reset_scope == "all":
-            for name in [name for name, request in self._requests.items() if request.num_computed_tokens > 0]:
+            self._weights = weights_since_reset()
+            for name in [*self._requests]:
                 del self._requests[name]
                 self.stack.drop_request(name)
         return True

@@ -24,7 +24,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.metrics import StatsFeed
 from tierkv.integrations.vllm.refusals import Refusals
-from tierkv.integrations.vllm.resets import reset_stack
+from tierkv.integrations.vllm.resets import reset_stack, weights_since_reset
 from tierkv.integrations.vllm.spec.requests import PLAIN_KEYS, NamedRequests, RequestKeys
 from tierkv.integrations.vllm.spec.shape import config_labels
 from tierkv.manager.contract import HOST, ResetScope
@@ -249,11 +249,14 @@ class TierKVManager:
 
         vLLM offers what running requests have computed before once more: with the previous weights, if these are new.
         And it may have given blocks outside a window to other requests meanwhile. So these requests store nothing more.
+        If all tiers are emptied, no request from before does: chunks get other keys.
         """
-        begun = self.named.begun() - self._dropped
-        self._dropped |= begun
-        self.stack.metrics.counters.requests_dropped += len(begun)
+        dropped = (self.named.names() if self._reset_scope == "all" else self.named.begun()) - self._dropped
+        self._dropped |= dropped
+        self.stack.metrics.counters.requests_dropped += len(dropped)
         reset_stack(self.stack, self._reset_scope)
+        if self._reset_scope == "all":
+            self.named.weights = weights_since_reset()
 
     def on_reset_flushed(self) -> None:
         """Note that all transfers in flight at the reset have ended (vLLM 0.33; the workers' marks show it as well)."""

@@ -42,10 +42,10 @@ def receive_requests(receive: Callable[[Any], None]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RequestKeys:
-    """Keys of the chunks of a request: vLLM's own behind a scope, which names an adapter and its content."""
+    """Keys of the chunks of a request: vLLM's own behind a scope, which names adapter, its content, and new weights."""
 
     scope: bytes = b""
-    """Empty without an adapter."""
+    """Empty without an adapter, with the weights of the folder."""
 
     def stored(self, keys: Iterable[Any]) -> list[Key]:
         """Keys of the stack."""
@@ -102,10 +102,11 @@ class NamedRequests:
         if not is_served(request):
             return None
         self._named[request_id] = _Named(request, request.num_preemptions)
-        if request.lora_request is None:
-            return PLAIN_KEYS
-        digest = self._adapters.digest_of(request.lora_request)
-        return None if digest is None else RequestKeys(scope_of(cast("Any", view_of(request, digest))))
+        adapter = "" if request.lora_request is None else self._adapters.digest_of(request.lora_request)
+        if adapter is None:
+            return None
+        view = view_of(request, adapter + self.weights)
+        return PLAIN_KEYS if view is request else RequestKeys(scope_of(view))
 
     def take_unnamed(self, request_id: str) -> bool:
         """Whether no connector has named the request; True once for each."""
