@@ -143,6 +143,36 @@ def test_the_order_of_suppressed_lines_is_that_of_the_events(
     assert [event for event, _ in suppressed(caplog)][2:] == ["tier_in_service", "tier_out_of_service"]
 
 
+def test_a_late_line_holds_back_no_new_outage(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The late line about a short outage began another minute of silence, in which the next outage was not logged."""
+    for wait_s in (9.0, 40.0):
+        log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="short")
+        clock.advance(2.0)
+        log.report(TIER_IN_SERVICE, tier="disk", reason="answered")
+        clock.advance(wait_s)
+    clock.advance(8.0)  # the line about the second outage is due, that about its end is not
+    log.report_suppressed()
+    assert [event for event, _ in suppressed(caplog)] == 2 * ["tier_out_of_service", "tier_in_service"]
+    assert caplog.records[2].seconds_ago == 50  # type: ignore[attr-defined]  # a field of the record
+    clock.advance(11.0)
+    log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="new")
+    assert "reason=new" in caplog.records[-1].getMessage()
+
+
+def test_a_return_after_a_long_silence_comes_last(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An idle engine writes no late lines: its first step wrote that the tier returned, and then that it was out."""
+    for wait_s in (9.0, 600.0):
+        log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="gone")
+        clock.advance(wait_s)
+        log.report(TIER_IN_SERVICE, tier="disk", reason="answered")
+    log.report_suppressed()
+    assert [event for event, _ in suppressed(caplog)] == 2 * ["tier_out_of_service", "tier_in_service"]
+
+
 def test_a_full_cache_is_shown_once(log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """A cache that evicts is a cache: one line in its life."""
     for _ in range(5):

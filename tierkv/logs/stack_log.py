@@ -9,9 +9,10 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
+from typing import NamedTuple
 
 from tierkv.logs.definitions import LogEvent, Rate
 
@@ -57,6 +58,24 @@ class _Kind:
     at_s: float = 0.0
     """Time of the latest suppressed event."""
 
+    @property
+    def is_of_state(self) -> bool:
+        """Whether its latest line is the present state."""
+        return self.event.rate is Rate.INTERVAL
+
+
+class _Line(NamedTuple):
+    """A line to write."""
+
+    number: int
+    """Number of its event among all."""
+    event: LogEvent
+    """Definition."""
+    fields: Mapping[str, object]
+    """Fields of the event."""
+    suppressed: int
+    """Events that it replaces."""
+
 
 class StackLog:
     """Writes the first event of each kind, and then one line per interval with the number of those between.
@@ -86,7 +105,8 @@ class StackLog:
         """
         now_s = self._clock()
         with self._lock:
-            state = self._kind_of(event, str(fields.get("tier", "")), kind)
+            tier = str(fields.get("tier", ""))
+            state = self._kind_of(event, tier, kind)
             if now_s < state.next_s:
                 if event.rate is Rate.ONCE:
                     return
@@ -95,7 +115,10 @@ class StackLog:
                 state.suppressed += 1
                 state.fields, state.number, state.at_s = fields, self._number, now_s
                 return
+            # An idle engine writes no late lines: the last line would be about an outage whose end is written already.
+            earlier = self._begin_lines(self._states_of(tier, state), now_s) if state.is_of_state else []
             suppressed = self._begin_line(state, now_s)
+        self._write_all(earlier)
         self._write(event, fields, suppressed)
 
     def report_suppressed(self, *, all_kinds: bool = False) -> None:
@@ -108,18 +131,36 @@ class StackLog:
             return
         now_s = self._clock()
         with self._lock:
-            due = [
-                (
-                    state.number,
-                    state.event,
-                    _dated(state.fields, now_s - state.at_s),
-                    self._begin_line(state, now_s) - 1,
-                )
-                for state in self._kinds.values()
-                if state.suppressed and (all_kinds or now_s >= state.next_s)
-            ]
-        for _, event, fields, suppressed in sorted(due, key=itemgetter(0)):
-            self._write(event, fields, suppressed)
+            lines = self._begin_lines(self._due(math.inf if all_kinds else now_s), now_s)
+        self._write_all(lines)
+
+    def _due(self, now_s: float) -> list[_Kind]:
+        """Return the kinds with a line to write. A tier's states come together: an outage without its end misleads.
+
+        Their next line may be written an interval after the event, not after this line. It may be much later, and would
+        hold back the next outage, too.
+        """
+        held_back = [(tier, state) for (_, tier, _), state in self._kinds.items() if state.suppressed]
+        changed = {tier for tier, state in held_back if state.is_of_state and now_s >= state.next_s}
+        return [state for tier, state in held_back if now_s >= state.next_s or (state.is_of_state and tier in changed)]
+
+    def _states_of(self, tier: str, new: _Kind) -> list[_Kind]:
+        """Return the other states of a tier with a line to write."""
+        kinds = ((name, state) for (_, name, _), state in self._kinds.items() if state.suppressed)
+        return [state for name, state in kinds if name == tier and state.is_of_state and state is not new]
+
+    def _begin_lines(self, kinds: Iterable[_Kind], now_s: float) -> list[_Line]:
+        """Return the lines about the latest suppressed event of each kind, in the order of the events."""
+        lines = [
+            _Line(
+                state.number,
+                state.event,
+                _dated(state.fields, now_s - state.at_s),
+                self._begin_line(state, state.at_s if state.is_of_state else now_s) - 1,
+            )
+            for state in kinds
+        ]
+        return sorted(lines, key=attrgetter("number"))
 
     def _kind_of(self, event: LogEvent, tier: str, detail: str) -> _Kind:
         name = (event.name, tier, detail)
@@ -127,7 +168,7 @@ class StackLog:
             name = (event.name, "", "")
         return self._kinds.setdefault(name, _Kind(event, self._interval_s))
 
-    def _begin_line(self, state: _Kind, now_s: float) -> int:
+    def _begin_line(self, state: _Kind, began_s: float) -> int:
         """Return the number of events that the line replaces."""
         suppressed = state.suppressed
         self._num_suppressed -= suppressed
@@ -138,9 +179,13 @@ class StackLog:
             state.interval_s = max(self._interval_s, min(2 * state.interval_s, INTERVAL_MAX_S))
         else:
             state.interval_s = self._interval_s
-        state.next_s = now_s + state.interval_s
+        state.next_s = began_s + state.interval_s
         state.fields = {}
         return suppressed
+
+    def _write_all(self, lines: Iterable[_Line]) -> None:
+        for line in lines:
+            self._write(line.event, line.fields, line.suppressed)
 
     def _write(self, event: LogEvent, fields: Mapping[str, object], suppressed: int) -> None:
         if not self._logger.isEnabledFor(event.level):
