@@ -24,7 +24,7 @@ Expected = Callable[..., list[list[int]]]
 def test_late_lookups_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A hung tier makes every lookup late: one line a minute names a request, and counts the others."""
     counters, clock = CoreCounters(), ManualClock()
-    watch = CounterWatch(counters, StackLog(clock))
+    watch = CounterWatch(counters, StackLog(clock), busy=lambda: ["disk", "objects"])
     watch.answered("none", 0)
     assert not caplog.records
     for number in range(5):
@@ -35,8 +35,8 @@ def test_late_lookups_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture)
     clock.advance(INTERVAL_S)
     watch.answered("r5", 5)
     assert [record.getMessage().partition("event=")[2] for record in caplog.records] == [
-        "lookup_late request=r0 suppressed=0",
-        "lookup_late request=r5 suppressed=4",
+        "lookup_late request=r0 tiers=disk,objects suppressed=0",
+        "lookup_late request=r5 tiers=disk,objects suppressed=4",
     ]
 
 
@@ -80,7 +80,8 @@ def test_a_stack_logs_a_late_lookup(
             faults.last.add("read_into", hang_until(release))
             assert serve(stack, prompts) == expected(prompts)
             assert stack.metrics.counters.deadlines_expired > 0
-            assert sum("event=lookup_late" in record.getMessage() for record in caplog.records) == 1
+            (line,) = (record.getMessage() for record in caplog.records if "event=lookup_late" in record.getMessage())
+            assert " tiers=faulty suppressed=" in line
             release.set()
     finally:
         release.set()

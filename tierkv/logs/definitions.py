@@ -179,8 +179,9 @@ HOST_FULL = _warning(
 LOOKUP_LATE = _warning(
     "lookup_late",
     "a tier delivered nothing for lookup.deadline_s; the lookup was answered with what was ready",
-    "request",
-    advice="The chunks are computed. Look for the slow tier in `tierkv_tier_read_seconds`.",
+    *("request", "tiers"),
+    advice="The chunks are computed. `tiers` are those at work at that moment, the one behind its deadlines first; see "
+    "`tierkv_tier_read_seconds`.",
 )
 REQUESTS_WAIT = _state(
     "requests_wait",

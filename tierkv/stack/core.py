@@ -90,9 +90,16 @@ class StackCore:
         """Steps that leave the tiers alone."""
         self._closed_with: bool | None = None  # the answer of the first close
         self._is_closed = False  # from the end of its write-back on
-        self.watch = CounterWatch(wiring.counters, wiring.log, wiring.manager.passages.waiting)
+        self.watch = CounterWatch(wiring.counters, wiring.log, wiring.manager.passages.waiting, self._busy_tiers)
         """Log lines about the counters."""
         self._look_s = clock()  # of the next look at the counters
+
+    def _busy_tiers(self) -> list[str]:
+        """Return the tiers with operations under way, those behind their deadlines first, then by the oldest one."""
+        names = self.wiring.changes.names
+        loads = {names[index]: state.load() for index, state in list(self._dispatcher.states().items())}
+        busy = [name for name, load in loads.items() if load.queued_ops or load.running_ops]
+        return sorted(busy, key=lambda name: (-loads[name].late_ops, -loads[name].queue_age_s))
 
     # -- step --------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -53,14 +53,20 @@ class CounterWatch:
         counters: of scheduler and manager.
         log: log of the stack.
         waiting: counts the requests that wait to be read.
+        busy: names the tiers that are at work.
     """
 
     def __init__(
-        self, counters: CoreCounters, log: StackLog, waiting: Callable[[], WaitingRequests] = WaitingRequests
+        self,
+        counters: CoreCounters,
+        log: StackLog,
+        waiting: Callable[[], WaitingRequests] = WaitingRequests,
+        busy: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._counters = counters
         self._log = log
         self._waiting = waiting
+        self._busy = busy
         self._seen: dict[tuple[str, str], int] = {}
         self._reads_ahead = True
 
@@ -96,7 +102,7 @@ class CounterWatch:
             expired: ``deadlines_expired`` before the question.
         """
         if self._counters.deadlines_expired > expired:
-            self._log.report(LOOKUP_LATE, request=request_id)
+            self._log.report(LOOKUP_LATE, request=request_id, tiers=",".join(self._busy()))
 
     def written_and_lost(self) -> tuple[int, int]:
         """Chunks written to lower tiers so far, and chunks that were lost on the way."""
