@@ -10,7 +10,7 @@ from dispatch_bench import KEYS, DispatchBench, dispatching, wait_for
 from tier_bench import Bench, compressible
 
 from tierkv.dispatch import TierLimits
-from tierkv.dispatch.health.failed_reads import TRIALS_MAX
+from tierkv.dispatch.health.failed_reads import TRIALS_MAX, TRIED_MAX
 from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -111,6 +111,19 @@ def test_a_probe_ends_no_outage_that_began_with_reads_alone(bench: Bench) -> Non
         bench.backend.rules.remove(rule)
         end_trial(dispatch)
         assert is_usable(dispatch)
+
+
+def test_a_trial_reads_a_few_chunks(bench: Bench) -> None:
+    """It has the deadline of one read. With a chunk for each failure a slow server would never answer in time."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        for number in range(8):
+            assert dispatch.wait(dispatch.write(number, number)) == [OK]
+        tried: list[int] = []
+        bench.backend.add("read_into", lambda batch, _inner: tried.append(len(batch)) or [OSError("EIO")] * len(batch))
+        assert [read(dispatch, number) for number in range(3)] == [FAILED] * 3
+        tried.clear()
+        end_trial(dispatch)
+        assert sum(tried) == 2 * TRIED_MAX
 
 
 def test_failed_reads_are_counted_anew_after_a_trial(bench: Bench) -> None:
