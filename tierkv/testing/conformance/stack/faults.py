@@ -167,6 +167,7 @@ class StackFaultTests(StackKit):
             while not stack.stack.tiers.stats()[TESTED]["breaker_opens"]:
                 stack.load_cold(A)
                 stack.pass_time(30.0)
+            stack.step_until(lambda: not stack.stack.introspection.stack().pending_trials, "the trial, a read, to end")
             reads = stack.faulty.calls.count("read_into")
             assert stack.load_cold(A) == 0
             assert stack.faulty.calls.count("read_into") == reads, "a tier that is out of service was asked"
