@@ -55,14 +55,26 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_a_name_does_not_decide_how_a_file_is_read(tmp_path: Path) -> None:
+    """A download tool unpacks a file and keeps its name, or drops the ending: the trace is read all the same."""
+    for name, content in (("plain.jsonl.gz", LINES.encode()), ("packed.jsonl", gzip.compress(LINES.encode()))):
+        (tmp_path / name).write_bytes(content)
+    plain, packed = (list(read_trace(tmp_path / name)) for name in ("plain.jsonl.gz", "packed.jsonl"))
+    assert plain == packed
+    assert plain
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """No file, no gzip, no text, a truncated file: each is reported, and none counts as the trace's end."""
     whole = gzip.compress(b"".join(b'{"timestamp": %d, "hash_ids": []}\n' % i for i in range(5_000)))
     for name, content, words in (
         ("absent.jsonl", None, "there is no such file"),
-        ("plain.gz", LINES.encode(), "Not a gzipped file"),
+        ("wrong.gz", b"\x1f\x8b" + LINES.encode(), "Unknown compression method"),
         ("cut.gz", whole[: len(whole) // 2], "ended before"),
-        ("binary.jsonl", b"\xff\xfe\x00", "can't decode"),
+        ("binary.jsonl", b"\xff\x00\x00", "can't decode"),
+        ("packed.jsonl", b"\x28\xb5\x2f\xfd\x00", "compressed with zstd; unpack it, or pack it with gzip"),
+        ("windows.jsonl", LINES.encode("utf-16"), "text in UTF-16; save it as UTF-8"),
+        ("table.parquet", b"PAR1\x15\x04", "Parquet's format; a line of a trace is a JSON object"),
     ):
         path = tmp_path / name
         if content is not None:

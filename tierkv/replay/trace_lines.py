@@ -14,19 +14,21 @@ before it: an id never follows two different ids. All other fields are optional:
 - ``session``: short for the hint of this name.
 - ``hints``: hints, as a request gives them in ``kv_transfer_params["tierkv"]``.
 
-Unknown fields are ignored. The file may be compressed (``.gz``).
+Unknown fields are ignored. The file may be compressed with gzip, whatever its name.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from tierkv.errors import ConfigError
 from tierkv.types.hints import HINTS, NO_HINTS, SESSION_CHARS_MAX, RequestHints, parse_hints
@@ -35,6 +37,18 @@ ChunkId = int | str
 
 _FIX = 'a line of a trace is a JSON object such as {"timestamp": 1200, "hash_ids": [0, 14, 15]}'
 _ENCODING = "utf-8-sig"  # some editors begin a file with the mark of its encoding
+_GZIP, _START_BYTES = b"\x1f\x8b", 8
+_UNPACK = "unpack it, or pack it with gzip"
+_OTHERS = {
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", _UNPACK),
+    b"\xfd7zXZ\x00": ("compressed with xz", _UNPACK),
+    b"BZh": ("compressed with bzip2", _UNPACK),
+    b"PK\x03\x04": ("a zip archive", _UNPACK),
+    b"PAR1": ("a table in Parquet's format", _FIX),
+    b"\xff\xfe": ("text in UTF-16", "save it as UTF-8"),
+    b"\xfe\xff": ("text in UTF-16", "save it as UTF-8"),
+}
+"""Beginnings of files that are often given in place of a trace: what they are, and what to do."""
 _ID_BYTES = 16
 _ID_MAX = 2 ** (8 * _ID_BYTES) - 1
 _TOKENS_MAX = 2**31 - 1
@@ -92,10 +106,21 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
         raise ConfigError(f"trace {path}: no request is in it; {_FIX}; `tierkv trace` makes a trace of a record")
 
 
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding=_ENCODING)
-    return path.open(encoding=_ENCODING)
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """Open a file as what it holds: tools that fetch or copy it may add or drop an ending.
+
+    Raises:
+        ConfigError: it is compressed in another way, or is no UTF-8.
+    """
+    with path.open("rb") as file:
+        start = file.peek(_START_BYTES)[:_START_BYTES]  # a pipe cannot be read again from its front
+        for mark, (what, fix) in _OTHERS.items():
+            if start.startswith(mark):
+                raise ConfigError(f"trace {path}: this is {what}; {fix}")
+        whole = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if start.startswith(_GZIP) else file
+        with io.TextIOWrapper(whole, encoding=_ENCODING) as lines:
+            yield lines
 
 
 def _parsed(text: str, before_s: float, place: str) -> TraceLine:
