@@ -88,6 +88,25 @@ def test_weights_outside_the_folder_make_a_namespace_for_each_place_or_content(t
     assert word(write(tmp_path, b"other")) not in (first, None)
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_other"),
+    [
+        ({}, False),
+        ({"lora_dtype": "auto"}, False),
+        ({"target_modules": ["q_proj"]}, True),
+        ({"enable_tower_connector_lora": True}, True),
+        ({"lora_dtype": "bfloat16"}, True),
+    ],
+)
+def test_modules_that_adapters_may_change_make_another_namespace(fields: dict[str, object], is_other: bool) -> None:
+    """An adapter has other KV where vLLM takes a part of it only. Without these settings, chunks of the model alone are
+    found with adapters and without."""
+    model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides={})
+    lora = SimpleNamespace(**{"target_modules": None, "lora_dtype": "float32", **fields})
+    config = SimpleNamespace(model_config=model, speculative_config=None, lora_config=lora)
+    assert ("adapters" in weights_words(config)) is is_other
+
+
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 
 

@@ -29,12 +29,16 @@ _CONFIGS = {
     "adapter_config.json",
     "config.json",
     "hf_quant_config.json",
+    "joint_head_config.json",
     "params.json",
     "preprocessor_config.json",
     "processor_config.json",
     "quant_config.json",
+    "quantization_config.json",
     "quantize_config.json",
+    "sparse_attention_config.json",
     "tekken.json",
+    "torchao_config.json",
     "video_preprocessor_config.json",
 }
 """Files of configuration. Pictures that are prepared otherwise have other KV, and vLLM hashes the raw picture only.
@@ -85,8 +89,9 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
 
     These are the number format of the weights, weights that are not those of the folder, the place of weights outside
     it, a configuration from another folder, overrides of it, other code, layers whose KV keeps its number format, the
-    preparation of pictures and other media, the context length where the model computes otherwise for a long one, and
-    the draft whose KV is stored beside that of the model. Settings that are not used add no word.
+    preparation of pictures and other media, the modules that adapters may change, the context length where the model
+    computes otherwise for a long one, and the draft whose KV is stored beside that of the model. Settings that are not
+    used add no word.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
@@ -120,7 +125,20 @@ def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
         "classes": getattr(model, "model_class_overrides", None),
         "skips": getattr(getattr(vllm_config, "cache_config", None), "kv_cache_dtype_skip_layers", None),
         "media": media,
+        "adapters": _adapter_settings(getattr(vllm_config, "lora_config", None), model.dtype),
     }
+
+
+def _adapter_settings(lora: Any, dtype: object) -> dict[str, Any]:  # noqa: ANN401 - (the same)
+    """Settings with which an adapter of the same files has other KV."""
+    if lora is None:
+        return {}
+    found = {
+        "modules": sorted(lora.target_modules or ()),
+        "tower": bool(getattr(lora, "enable_tower_connector_lora", False)),
+        "dtype": "" if lora.lora_dtype in {"auto", dtype} else str(lora.lora_dtype).removeprefix("torch."),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _other_weights(load_config: Any) -> str:  # noqa: ANN401 - (the same)
