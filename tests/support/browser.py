@@ -32,6 +32,7 @@ parent.postMessage(JSON.stringify({
   page_width: document.documentElement.scrollWidth,
   window_width: window.innerWidth,
   texts_outside: texts,
+  tables_that_scroll: [...document.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length,
   plots: document.querySelectorAll("svg.tk").length,
   plot_widths: [...document.querySelectorAll("svg.tk")].map(svg => Math.round(svg.getBoundingClientRect().width)),
   requests: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),

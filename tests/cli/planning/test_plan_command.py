@@ -139,9 +139,10 @@ def test_a_burst_is_in_the_plot_of_a_long_trace() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)")
 def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[str], tmp_path: Path) -> None:
-    """No request, no error, no label outside of its plot."""
-    tierkv("plan", trace, *stacks, *SIZES, "--html", tmp_path / "plan.html")
-    seen = look_at(tmp_path / "plan.html", tmp_path)
+    """No request, no error, no label outside of its plot, and no table that has to be moved on a desk."""
+    tierkv("plan", trace, *stacks, *SIZES, *PRICES, "--html", tmp_path / "plan.html")
+    seen = look_at(tmp_path / "plan.html", tmp_path, width=1280)
+    assert seen.facts["tables_that_scroll"] == 0
     assert not seen.console
     assert not seen.facts["requests"]
     assert not seen.facts["texts_outside"]

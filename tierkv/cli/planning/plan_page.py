@@ -55,7 +55,7 @@ def _sections(plan: Plan) -> Iterator[Section]:
     yield Plots(tuple(_comparing_plots(plan)))
     for one in plan.stacks:
         yield Heading(one.name)
-        yield Table("Tiers", TIER_COLUMNS, [tier_row(plan, tier) for tier in one.tiers])
+        yield _tiers(plan, one)
         if one.growths:
             yield Bullets([growth_line(plan, growth) for growth in one.growths])
         yield Plots(
@@ -68,6 +68,12 @@ def _sections(plan: Plan) -> Iterator[Section]:
         )
     yield Heading("What this plan leaves out")
     yield Bullets(left_out(plan.span_s))
+
+
+def _tiers(plan: Plan, one: StackPlan) -> Table:
+    """Facts of each tier, one below the other: eleven columns are wider than a page."""
+    (_, *names), *facts = zip(TIER_COLUMNS, *(tier_row(plan, tier) for tier in one.tiers), strict=True)
+    return Table("Tiers", ["", *names], facts)
 
 
 def _comparing_plots(plan: Plan) -> Iterator[tuple[BarChart | LineChart, str]]:
