@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from tierkv.errors import ConfigError
 from tierkv.replay.trace_lines import ChunkId, read_lines
 from tierkv.types.hints import NO_HINTS, RequestHints
@@ -162,6 +164,24 @@ def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int
     trace.tenant_names, trace.hints_known, trace.num_chunks = list(tenants), list(hints), len(numbers)
     progress(len(trace))
     return trace
+
+
+def count_misplaced(chunks: array[int], starts: array[int]) -> int:
+    """Return the number of chunks that follow different chunks in different prompts.
+
+    Their ids do not identify all chunks before them, so a replay finds them behind a prefix that they do not have.
+
+    Args:
+        chunks: numbers of the chunks of all prompts, one after the other.
+        starts: index of each prompt's first chunk; one more entry for the end.
+    """
+    ids, begins = np.frombuffer(chunks, np.uint32), np.frombuffer(starts, np.uint64)
+    before = np.empty(len(ids), np.int64)
+    before[1:] = ids[:-1]
+    before[begins[begins < len(ids)]] = -1
+    first = np.empty(int(ids.max(initial=0)) + 1, np.int64)
+    first[ids[::-1]] = before[::-1]  # of several values for one place, the last one stays: that of the first prompt
+    return len(np.unique(ids[first[ids] != before]))
 
 
 def require_requests(path: Path, requests: int, chunks_max: int) -> None:

@@ -144,6 +144,23 @@ def test_a_long_trace_is_cut_and_it_says_so(tierkv: Run, trace: Path, tmp_path: 
     assert "Only the first 10 requests were read; raise --chunks-max" in said.stderr
 
 
+@pytest.mark.parametrize("words", [("replay",), ("replay", "--stack"), ("plan", "--stack")])
+def test_ids_of_single_chunks_are_told(tierkv: Run, trace: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Some published traces number each block by its own content: a replay would promise hits that no engine has."""
+    stack, mixed = tmp_path / "stack.toml", tmp_path / "mixed.jsonl"
+    stack.write_text('[host]\ncapacity = "64KiB"\n', encoding="utf-8")
+    prompts = [[1, 2, 3], [9, 2, 3], [], [2], [1, 2, 3, 4], []]
+    lines = [f'{{"timestamp": {at}, "hash_ids": {ids}}}\n' for at, ids in enumerate(prompts)]
+    mixed.write_text("".join(lines), encoding="utf-8")
+    more = [stack, "--chunk-bytes", "4KiB"] if "--stack" in words else []
+    more += ["--chunk-tokens", "16", "--prefill", "100"] if "plan" in words else []
+    command, *rest = words
+    said = tierkv(command, mixed, *rest, *more)
+    assert said.exit_code == 0, said.output
+    assert "1 ids follow different ids in different prompts" in said.stderr
+    assert "different prompts" not in tierkv(command, trace, *rest, *more).stderr
+
+
 def test_a_replay_as_a_page(tierkv: Run, trace: Path, tmp_path: Path) -> None:
     """The curve over capacities says more than a table; stacks are bars by tier."""
     said = tierkv("replay", trace, "--policy", "lru", "--html", tmp_path / "policies.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import click
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tierkv.config.units import parse_size
 from tierkv.planning.assumptions import TierSpeed
-from tierkv.replay.trace import CHUNKS_MAX
+from tierkv.replay.trace import CHUNKS_MAX, count_misplaced
 
 _LATENCY_S_MAX = 3600.0
 
@@ -131,6 +132,16 @@ def _seconds(text: str) -> float:
 def cut_notice(requests: int) -> str:
     """Message about a trace that was not read to its end."""
     return f"Only the first {requests:,} requests were read; raise --chunks-max for the rest."
+
+
+def warn_of_misplaced(chunks: array[int], starts: array[int]) -> None:
+    """Warn of ids that identify a chunk alone. Arguments as for :func:`~tierkv.replay.trace.count_misplaced`."""
+    if count := count_misplaced(chunks, starts):
+        click.echo(
+            f"{count:,} ids follow different ids in different prompts, so they identify a chunk alone. "
+            "More is found here than an engine would find: hash each chunk together with the id before it.",
+            err=True,
+        )
 
 
 def progress_bar() -> Progress:

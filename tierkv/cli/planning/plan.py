@@ -20,6 +20,7 @@ from tierkv.cli.planning.options import (
     SpeedOf,
     cut_notice,
     progress_bar,
+    warn_of_misplaced,
 )
 from tierkv.cli.planning.plan_output import as_json, print_plan
 from tierkv.cli.planning.plan_page import plan_page
@@ -125,6 +126,7 @@ def plan_command(  # noqa: PLR0913 - one argument per option
         progress.update(reading, total=len(requests))
         if requests.is_cut:
             click.echo(cut_notice(len(requests)), err=True)
+        warn_of_misplaced(requests.chunks, requests.starts)
         tokens = chunk_tokens or infer_chunk_tokens(requests)
         assumed = Assumptions(prefill, tokens, chunk_bytes, engines, dict(speeds), dict(prices), more)
         tasks: dict[str, TaskID] = {}

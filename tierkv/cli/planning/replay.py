@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import click
 from tierkv.abc import EvictionPolicy
 from tierkv.cli.output import print_json, print_table
 from tierkv.cli.pages import HTML_OPTION, write_page
-from tierkv.cli.planning.options import CHUNKS_MAX_OPTION, ChunkCount, Size, cut_notice, progress_bar
+from tierkv.cli.planning.options import CHUNKS_MAX_OPTION, ChunkCount, Size, cut_notice, progress_bar, warn_of_misplaced
 from tierkv.cli.planning.replay_page import policies_page
 from tierkv.cli.planning.replay_stacks import replay_stacks
 from tierkv.errors import PluginError
@@ -19,6 +20,7 @@ from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay
 from tierkv.replay.trace import TraceRequest, read_trace, require_requests
+from tierkv.types.keys import Key
 from tierkv.types.sizes import round_size
 
 BOUND, FLOOR = "(knows the future)", "(first in, first out)"
@@ -89,7 +91,7 @@ def replay_command(  # noqa: PLR0913 - one argument per option
     for name in names:
         registry.require_policy(name)
     requests = _requests(trace, chunks_max)
-    distinct = len({key for request in requests for key in request.keys})
+    distinct = _count_distinct(requests)
     sizes = sorted(set(capacities)) or sorted({max(1, round(share * distinct)) for share in DEFAULT_SHARES})
     results: dict[str, dict[int, Replayed]] = {}
     with progress_bar() as progress:
@@ -126,6 +128,17 @@ def _requests(path: Path, chunks_max: int) -> list[TraceRequest]:
             break
         requests.append(request)
     return requests
+
+
+def _count_distinct(requests: Sequence[TraceRequest]) -> int:
+    """Return the number of different chunks, and warn of ids that identify a chunk alone."""
+    numbers: dict[Key, int] = {}
+    chunks, starts = array("I"), array("Q", [0])
+    for request in requests:
+        chunks.extend([numbers.setdefault(key, len(numbers)) for key in request.keys])
+        starts.append(len(chunks))
+    warn_of_misplaced(chunks, starts)
+    return len(numbers)
 
 
 def _played(

@@ -11,7 +11,7 @@ from rich.progress import Progress, TaskID
 
 from tierkv.cli.output import print_json, print_table
 from tierkv.cli.pages import write_page
-from tierkv.cli.planning.options import cut_notice, progress_bar
+from tierkv.cli.planning.options import cut_notice, progress_bar, warn_of_misplaced
 from tierkv.cli.planning.replay_page import stacks_page
 from tierkv.config.loading import load_config
 from tierkv.config.resolving import resolve
@@ -40,6 +40,7 @@ def replay_stacks(  # noqa: PLR0913, PLR0917 - one argument per option
     trace = load_trace(path, chunks_max)
     if trace.is_cut:
         click.echo(cut_notice(len(trace)), err=True)
+    warn_of_misplaced(trace.chunks, trace.starts)
     results: dict[Path, PlayedStack] = {}
     with progress_bar() as progress:
         for stack, one in resolved.items():
