@@ -57,7 +57,8 @@ class DirectoryWatch:
         if (at_once or self._clock() >= self._again_s) and self._looking.acquire(blocking=False):
             try:
                 self._look()
-                self._again_s = self._clock() + CHECK_S
+                # A file system that fails once must not cost the writes of a second, and with them the tier's service.
+                self._again_s = self._clock() + (0.0 if self._refusal else CHECK_S)
             finally:
                 self._looking.release()
         return not self._is_lost
