@@ -127,6 +127,18 @@ def test_mistakes_of_file_plugins_and_machine_are_listed_in_one_pass(tierkv: Run
     assert "the disk is on fire" in plain.stdout
 
 
+def test_a_host_tier_with_an_unknown_policy_is_not_called_ok(tierkv: Run, stack: Stack) -> None:
+    """The table said that the configuration is fine, and the line below that its policy does not exist."""
+    path = stack("folder")
+    config = json.loads(path.read_text())
+    config["host"]["policy"] = "lur"
+    path.write_text(json.dumps(config))
+    said = tierkv("check", path)
+    assert said.exit_code == 2
+    assert "unknown policy 'lur'; did you mean 'lru'?" in said.stderr
+    assert "policy lur" not in said.stdout
+
+
 def test_a_tier_whose_name_is_taken_is_named_by_its_place(tierkv: Run, stack: Stack) -> None:
     """The message speaks of `tiers[1]`, so the rows of that tier must be found beside it."""
     path = stack("folder", "folder")

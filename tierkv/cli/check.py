@@ -63,6 +63,7 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
     tiers, found = resolve_parts(part.config, load_plugins()) if part.config else ((), [])
     problems = [*part.problems, *without_consequences(found, part.problems)]
     host = part.config.host if part.config and part.knows_host else None
+    is_sound = not any(problem.path.partition(".")[0] == "host" for problem in problems)
     whole = check_whole(host.capacity if host else None, tiers, part.config.chunk if part.config else None)
     files = check_files(part.config) if part.config else ()
     results = [TierCheck(tier, result) for tier, result in (*whole, *files)] + probe(tiers, deadline_s)
@@ -71,7 +72,7 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
         rows = [{"tier": found.tier, **asdict(found.result)} for found in wrong + results]
         print_json({"stack": str(stack), "ok": all(row["ok"] for row in rows), "findings": rows})
     else:
-        _print(stack, host, results)
+        _print(stack, host if is_sound else None, results)
     raise_problems(str(stack), problems)
     ctx.exit(0 if all(found.result.ok for found in results) else 1)
 
