@@ -85,6 +85,39 @@ def test_the_rest_does_not_wait_for_the_copy_of_the_front() -> None:
     assert computed(bed) == 1
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["in order", "the rest first"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_copy_that_fails_beside_the_other(order: list[int], failing: int) -> None:
+    """Whichever job ends first, the engine computes from the first chunk that failed."""
+    bed = half_read()
+    read(bed, HALF)
+    jobs = sorted(bed.worker.running)
+    assert jobs_sent(bed) == [CHUNKS // 2, CHUNKS // 2]
+    for number in order:
+        bed.worker.run(jobs[number], [False, False, number == failing])
+        turn(bed, io=False, transfers=False)
+    finish(bed)
+    assert computed(bed) == 4 * (CHUNKS - failing * CHUNKS // 2 - 2) + 1
+
+
+@pytest.mark.parametrize("how", ["abort", "reset"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_end_while_both_are_copied(how: str, first: int) -> None:
+    """Whichever ends first, nothing leaks, and a reset voids all of it."""
+    bed = half_read()
+    read(bed, HALF)
+    jobs = sorted(bed.worker.running)
+    if how == "abort":
+        bed.engine.abort(bed.engine.sequences[0])
+    else:
+        bed.reset()
+    bed.worker.run(jobs.pop(first))
+    turn(bed, io=False, transfers=False)
+    finish(bed)
+    if how == "reset":
+        assert computed(bed) == 4 * CHUNKS + 1
+
+
 def test_chunks_that_arrive_out_of_order_wait_for_the_front() -> None:
     """The second half is here first: nothing can be copied ahead of the first chunk."""
     bed = stream_bed(2 * CHUNKS)
