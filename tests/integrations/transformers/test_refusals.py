@@ -110,7 +110,8 @@ def test_a_model_in_training(open_cache: Callable[..., Any]) -> None:
     [
         ({"inputs_embeds": torch.zeros(1, 20, 32)}, "inputs_embeds: chunks are found by their token ids"),
         ({"position_ids": torch.arange(20)[None] + 3}, "position_ids: chunks are found"),
-        ({"use_cache": False}, "use_cache"),
+        ({"use_cache": False}, "pass use_cache=True"),
+        ({"generation_config": transformers.GenerationConfig(use_cache=False)}, r"model\.generation_config"),
         ({"cache_implementation": "static"}, "cache_implementation = 'static'"),
         ({"generation_config": transformers.GenerationConfig(cache_implementation="static")}, "cache_implementation"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens = 3 .* empty cache"),

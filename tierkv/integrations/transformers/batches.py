@@ -161,7 +161,8 @@ def check_arguments(model: Model, arguments: Mapping[str, Any]) -> None:
             shown = type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)[:80]
             raise ValueError(f"{name} = {shown} is not supported: {reason}. Remove it, or call model.generate")
     if _setting(model, arguments, "use_cache") is False:
-        raise ValueError("use_cache = False: a prefix is a cache. Remove it, or call model.generate")
+        fix = "pass use_cache=True, or set it in model.generation_config; or call model.generate"
+        raise ValueError(f"use_cache = False, and a prefix is a cache: {fix}")
     base = getattr(model, "get_base_model", lambda: model)()
     known = inspect.signature(base.forward).parameters.keys() - _HARMLESS
     for name in sorted(known & arguments.keys()):
