@@ -98,9 +98,8 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
     words |= {name: digest_of(value) for name, value in _settings(vllm_config).items() if value}
     if load := _other_weights(getattr(vllm_config, "load_config", None)):
         words["load"] = load
-    if place := getattr(
-        model, "model_weights", ""
-    ):  # such as an object store, of which the folder has the configuration
+    # Such as an object store: the folder has the configuration alone then.
+    if place := getattr(model, "model_weights", ""):
         words["place"] = folder_digest(place) or digest_of(place)
     if limit := _context_limit(getattr(model, "hf_text_config", None)):
         words["context"] = "long" if _computes_as_for_long(model, limit) else "short"
