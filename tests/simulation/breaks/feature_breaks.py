@@ -29,6 +29,7 @@ from tierkv.policies.quotas import Quotas
 from tierkv.policies.s3_fifo import S3FifoPolicy
 from tierkv.scheduler.load.loads import Loads
 from tierkv.scheduler.load.stream import Stream
+from tierkv.scheduler.load.stream_state import STREAM_TRANSITIONS, StreamEvent, StreamState
 from tierkv.stack.tier_lifecycle import TierChanges
 from tierkv.tiers.framing import Framer
 from tierkv.types.keys import make_scope
@@ -185,10 +186,10 @@ def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
 
 
 @breaks("tiny-host", JOBS)
-def the_last_job_overtakes_a_segment(patch: Patch) -> None:
-    """A worker that reads it would end the load while a segment is still being copied."""
-    step = Loads.make_due_jobs
-    patch.setattr(Loads, "make_due_jobs", lambda self, *, is_last: step(self, is_last=True))
+def a_segment_joins_another(patch: Patch) -> None:
+    """Only the last one may: the slots of both would be missing for the reads behind them."""
+    patch.setattr(Loads, "_is_rest_ready", lambda _self, _stream, passage: passage is not None and passage.ready)
+    patch.setitem(STREAM_TRANSITIONS, (StreamState.COPYING, StreamEvent.SEGMENT_SENT), StreamState.COPYING)
 
 
 @breaks("tiny-host", WRONG_BYTES)
