@@ -17,7 +17,7 @@ def view_of(request: Any, weights: str = "") -> Request:  # noqa: ANN401 - vLLM'
             request is registered.
     """
     plain: Request = request
-    return plain if request.lora_request is None and not weights else AdapterRequest(request, weights)
+    return plain if request.lora_request is None and not weights else ScopedView(request, weights)
 
 
 def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
@@ -28,8 +28,8 @@ def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
     return not request.resumable
 
 
-class AdapterRequest:
-    """View of a request with a LoRA adapter, which vLLM names in another attribute, or other weights. No copy."""
+class ScopedView:
+    """View of a request whose keys have a scope: a LoRA adapter, which vLLM names elsewhere, or other weights."""
 
     __slots__ = ("_request", "adapter_digest")
 
