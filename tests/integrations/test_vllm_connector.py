@@ -21,7 +21,7 @@ from vllm_by_hand import (  # noqa: E402 - needs torch
 
 from tierkv.errors import EngineProtocolError  # noqa: E402 - (the same)
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker  # noqa: E402 - (the same)
-from tierkv.integrations.vllm.identity import Adapters  # noqa: E402 - (the same)
+from tierkv.integrations.vllm.identity.adapters import Adapters  # noqa: E402 - (the same)
 from tierkv.types.transfers import ConnectorMeta  # noqa: E402 - (the same)
 
 pytestmark = pytest.mark.needs_torch

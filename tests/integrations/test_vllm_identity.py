@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tierkv.errors import EngineProtocolError
-from tierkv.integrations.vllm import identity
-from tierkv.integrations.vllm.identity import Adapters, digest_of, folder_digest, weights_identity, weights_words
+from tierkv.integrations.vllm.identity import files
+from tierkv.integrations.vllm.identity.adapters import Adapters, local_place
+from tierkv.integrations.vllm.identity.files import digest_of, folder_digest
+from tierkv.integrations.vllm.identity.weights import weights_identity, weights_words
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -25,11 +28,31 @@ def test_other_content_of_equal_size_is_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_bytes_max: int
 ) -> None:
     """Names, shapes and sizes of tensors stay the same when a model is trained on; also in files read in samples."""
-    monkeypatch.setattr(identity, "WHOLE_BYTES_MAX", whole_bytes_max)
+    monkeypatch.setattr(files, "WHOLE_BYTES_MAX", whole_bytes_max)
     first = folder_digest(str(write(tmp_path / "a", b"a" * 100_000)))
     assert folder_digest(str(write(tmp_path / "copy", b"a" * 100_000))) == first
     assert folder_digest(str(write(tmp_path / "a", b"a" * 50_000 + b"b" * 50_000))) != first
     assert folder_digest(str(write(tmp_path / "a", b"a" * 100_001))) != first
+
+
+def test_an_index_and_folders_inside_a_model_count_where_vllm_reads_them(tmp_path: Path) -> None:
+    """An index says which files are read; some models have parts in folders of their own, or all of their weights."""
+    write(tmp_path, b"weights")
+    seen = [folder_digest(str(tmp_path))]
+    for place, counts in [
+        ("model.safetensors.index.json", True),
+        ("whisper-large-v3/model.safetensors", True),
+        ("original/consolidated.00.pth", False),
+        ("checkpoint-500/model.safetensors", False),
+    ]:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_bytes(b"more")
+        seen.append(folder_digest(str(tmp_path)))
+        assert (seen[-1] not in seen[:-1]) is counts, place
+    (tmp_path / "model.safetensors").unlink()
+    alone = folder_digest(str(tmp_path))
+    (tmp_path / "checkpoint-500" / "model.safetensors").write_bytes(b"others")
+    assert folder_digest(str(tmp_path)) != alone
 
 
 def test_a_model_of_the_hub_is_its_commit(tmp_path: Path) -> None:
@@ -73,6 +96,62 @@ def test_weights_that_are_not_those_of_the_folder_make_another_namespace(
     load = SimpleNamespace(load_format=load_format, model_loader_extra_config=extra)
     config = SimpleNamespace(model_config=model, speculative_config=None, load_config=load)
     assert weights_words(config).get("load") == word
+
+
+@pytest.mark.parametrize(
+    ("load_format", "config_format", "others", "words"),
+    [
+        ("auto", "auto", [], (None, None)),
+        ("auto", "auto", ["consolidated.safetensors", "params.json"], ("mistral", True)),
+        ("mistral", "mistral", ["consolidated.safetensors", "params.json"], ("mistral", True)),
+        ("hf", "hf", ["consolidated.safetensors", "params.json"], (None, None)),
+        ("safetensors", "auto", ["consolidated.safetensors"], (None, None)),
+        ("pt", "auto", ["model.pt"], ("pt", None)),
+        ("npcache", "auto", ["pytorch_model.bin"], ("npcache", None)),
+        ("auto", "ours", [], (None, True)),
+    ],
+)
+def test_one_folder_with_several_models_makes_a_namespace_for_each(
+    tmp_path: Path, load_format: str, config_format: str, others: list[str], words: tuple[str | None, bool | None]
+) -> None:
+    """A model that was trained on in Mistral's folder: the previous weights are still there, in their format."""
+    for name in ("config.json", *others):
+        (write(tmp_path, b"weights") / name).write_bytes(b"{}")
+    fields = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "config_format": config_format}
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model=str(tmp_path), **fields),
+        load_config=SimpleNamespace(load_format=load_format),
+        speculative_config=None,
+    )
+    found = weights_words(config)
+    assert (found.get("load"), "format" in found or None) == words
+
+
+def test_a_folder_of_one_format_keeps_its_namespace(tmp_path: Path) -> None:
+    """All settings read the same files there, so a change of the setting loses no chunk."""
+    for name in ("consolidated.safetensors", "params.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    fields = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "model": str(tmp_path)}
+    for kind in ("auto", "mistral"):
+        model = SimpleNamespace(config_format=kind, **fields)
+        load = SimpleNamespace(load_format=kind)
+        words = weights_words(SimpleNamespace(model_config=model, load_config=load, speculative_config=None))
+        assert not {"load", "format"} & set(words)
+
+
+def test_models_that_are_a_part_of_another_count_by_content_or_commit(tmp_path: Path) -> None:
+    """Ultravox names its text model: a folder that is trained on, or a model whose main branch moves on the hub."""
+
+    def word(place: object, commit: str | None = None) -> str | None:
+        described = SimpleNamespace(_commit_hash=commit)
+        config = SimpleNamespace(text_model_id=place, audio_model_id=None, wrapped_model_config=described)
+        model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides={}, hf_config=config)
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("parts")
+
+    assert word(None) is None
+    assert len({word("org/m", "1f0c"), word("org/m", "1f0c"), word("org/m", "2e1d"), word("org/n", "1f0c")}) == 3
+    first = word(write(tmp_path, b"first"))
+    assert word(write(tmp_path, b"other")) not in (first, None)
 
 
 def test_weights_outside_the_folder_make_a_namespace_for_each_place_or_content(tmp_path: Path) -> None:
@@ -172,6 +251,41 @@ def test_an_adapter_that_changes_under_a_running_server_is_not_served(
     anew = SimpleNamespace(**{**vars(adapter), "load_inplace": True})
     assert adapters.digest_of(anew) not in (first, None)
     assert adapters.digest_of(adapter) == adapters.digest_of(anew)
+
+
+def test_an_adapter_is_found_where_vllm_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path may begin with the home of the user, or be relative."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    expected = folder_digest(str(write(tmp_path / "french", b"first")))
+    for number, place in enumerate((str(tmp_path / "french"), "~/french", "french")):
+        adapter = SimpleNamespace(lora_name="french", lora_int_id=number + 1, lora_path=place)
+        assert Adapters().digest_of(adapter) == expected, place
+    gone = SimpleNamespace(lora_name="gone", lora_int_id=9, lora_path=str(tmp_path / "gone"))
+    assert Adapters().digest_of(gone) == ""
+
+
+def test_an_adapter_of_the_hub_counts_by_its_files_once_vllm_has_fetched_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At its first request vLLM may fetch newer files than those that the cache of the hub has."""
+    kept: dict[str, str] = {}
+    hub = SimpleNamespace(try_to_load_from_cache=lambda name, file: kept.get(f"{name}/{file}"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    adapter = SimpleNamespace(lora_name="french", lora_int_id=4, lora_path="org/french")
+    adapters = Adapters()
+    assert local_place("org/french") is None
+    kept["org/french/adapter_config.json"] = str(write(tmp_path / "old", b"old") / "adapter_config.json")
+    assert adapters.digest_of(adapter) is None, "vLLM has not loaded it"
+    kept["org/french/adapter_config.json"] = str(write(tmp_path / "new", b"newer") / "adapter_config.json")
+    adapters.note_served(adapter)
+    assert adapters.digest_of(adapter) == folder_digest(str(tmp_path / "new"))
+    assert adapters.digest_of(SimpleNamespace(**{**vars(adapter), "load_inplace": True})) is None
+    other = SimpleNamespace(lora_name="german", lora_int_id=5, lora_path="org/german")
+    for _ in range(2):
+        assert adapters.digest_of(other) is None
+        adapters.note_served(other)
+    assert caplog.text.count("in no folder of this machine") == 1
 
 
 def test_a_hit_of_vllm_is_refused_where_another_adapter_had_the_name_and_path(tmp_path: Path) -> None:

@@ -47,6 +47,39 @@ def test_adapters_have_chunks_of_their_own_and_a_replaced_one_finds_none(
     assert tokens_of(third) == [plain, german, german]
 
 
+@pytest.mark.long
+def test_an_adapter_at_home_or_from_the_hub_finds_none_after_it_was_replaced(
+    seam: Seam, models: Path, tmp_path: Path, start_engine: StartEngine
+) -> None:
+    """Its path begins with "~", or is a name on the hub, whose main branch has moved. The first request with an adapter
+    from the hub is served without tierkv, because vLLM may fetch it then."""
+    (prompt,) = prompts("adapters elsewhere", 1)
+    setup = setup_over(tmp_path / "disk", seam, **LORA)
+    environment = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
+    hub = tmp_path / "hub" / "hub" / "models--org--adapter"
+    (hub / "refs").mkdir(parents=True)
+
+    def put(name: str, commit: str) -> None:
+        for place in (tmp_path / "adapter", hub / "snapshots" / commit):
+            shutil.copytree(models / name, place, dirs_exist_ok=True)
+        (hub / "refs" / "main").write_text(commit, encoding="utf-8")
+
+    put("french", "a" * 40)
+    asked = ["~/adapter", "org/adapter"]
+    with start_engine(setup, environment) as engine:
+        first = engine.call(f"{HERE}:serve_with", prompt=prompt, adapters=asked)
+        again = [engine.call(f"{HERE}:serve_with_again", prompt=prompt, adapters=asked) for _ in range(2)]
+    assert [cached_of(answers) for answers in (first, *again)] == [[0, 0], [CACHED, 0], [CACHED, CACHED]]
+    put("german", "b" * 40)
+    with start_engine(setup, environment) as engine:
+        after = [engine.call(f"{HERE}:serve_with_again", prompt=prompt, adapters=asked) for _ in range(3)]
+    assert [cached_of(answers) for answers in after] == [[0, 0], [CACHED, 0], [CACHED, CACHED]]
+    french, german = tokens_of(first)[0], tokens_of(after[0])[0]
+    assert french != german
+    assert [tokens_of(answers) for answers in (first, *again)] == [[french] * 2] * 3
+    assert [tokens_of(answers) for answers in after] == [[german] * 2] * 3
+
+
 def test_what_vllm_found_of_a_replaced_adapter_is_not_stored(
     seam: Seam, models: Path, tmp_path: Path, start_engine: StartEngine
 ) -> None:

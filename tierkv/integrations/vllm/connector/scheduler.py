@@ -10,7 +10,7 @@ from typing import Any
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.connector.requests import is_served, view_of
 from tierkv.integrations.vllm.connector.steps import blocks_only, step_output
-from tierkv.integrations.vllm.identity import Adapters
+from tierkv.integrations.vllm.identity.adapters import Adapters
 from tierkv.integrations.vllm.refusals import Refusals
 from tierkv.integrations.vllm.resets import reset_stack, weights_since_reset
 from tierkv.manager.contract import ResetScope
@@ -132,6 +132,8 @@ class ConnectorScheduler:
     def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> None:  # noqa: ANN401 - (the same)
         """End a request. Its blocks may be reused at once, because transfers that read them are flushed before."""
         self._short_loads.discard(request.request_id)
+        if request.lora_request is not None and request.num_computed_tokens:
+            self._adapters.note_served(request.lora_request)
         if self._requests.pop(request.request_id, None) is not None:
             try:
                 self.stack.request_finished(view_of(request), block_ids)

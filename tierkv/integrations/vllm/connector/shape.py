@@ -23,7 +23,8 @@ from vllm.v1.kv_cache_interface import (
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words, named_backends
 from tierkv.integrations.vllm.engine_checks import check_cache, check_context, check_nodes, check_speculation
-from tierkv.integrations.vllm.identity import digest_of, revision_of, weights_words
+from tierkv.integrations.vllm.identity.files import digest_of
+from tierkv.integrations.vllm.identity.weights import revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.integrations.vllm.states import check_group, check_states, describe_states, spec_of
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from tierkv.integrations.vllm.connector.requests import is_served, view_of
 from tierkv.integrations.vllm.engine_checks import calling_connectors
-from tierkv.integrations.vllm.identity import Adapters
+from tierkv.integrations.vllm.identity.adapters import Adapters
 from tierkv.scheduler.requests.record import scope_of
 from tierkv.types.keys import Key
 
@@ -154,5 +154,7 @@ class NamedRequests:
 
     def end(self, request_id: str) -> None:
         """Forget a request."""
-        self._named.pop(request_id, None)
+        one = self._named.pop(request_id, None)
+        if one is not None and one.request.lora_request is not None and one.request.num_computed_tokens:
+            self._adapters.note_served(one.request.lora_request)
         self._unnamed.discard(request_id)

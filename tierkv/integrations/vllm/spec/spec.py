@@ -24,7 +24,7 @@ from tierkv.integrations.vllm.engine_checks import (
     let_failed_loads_recompute,
     warn_of_lost_stores,
 )
-from tierkv.integrations.vllm.identity import revision_of, weights_words
+from tierkv.integrations.vllm.identity.weights import revision_of, weights_words
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options

@@ -1,0 +1,163 @@
+"""Identity of weights, and of the settings of vLLM that change the KV of equal tokens. Does not import vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tierkv.integrations.vllm.identity.files import digest_of, folder_digest, read_family, reads_params
+
+_MEDIA = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+)
+"""Settings of vLLM's ``MultiModalConfig`` that change what the model gets of a picture, a video or a sound."""
+
+_FOLDER_FORMATS = {
+    "auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "instanttensor", "runai_streamer",
+}  # fmt: skip
+"""Values of ``--load-format`` with which vLLM reads the weights of the model's folder."""
+
+_PARTS = {"audio_model_id": "audio_config", "text_model_id": "wrapped_model_config"}
+"""Fields of a model's configuration that name other models, from which vLLM reads a part of the weights (Ultravox), and
+those with their configurations."""
+
+
+def weights_identity(model_config: Any) -> str:  # noqa: ANN401 - vLLM's, which has no types here
+    """Text that differs for other weights: the commit of a model from the hub, or a digest of the files of a folder.
+
+    Empty where neither is known. Then ``namespace.epoch`` of the stack must tell other weights apart. With
+    ``--hf-config-path``, the known commit is that of the configuration.
+    """
+    commit = None if getattr(model_config, "hf_config_path", None) else _commit_of(model_config)
+    return commit or folder_digest(str(model_config.model))
+
+
+def _commit_of(model_config: Any) -> str | None:  # noqa: ANN401 - (the same)
+    """Commit of the model's configuration on the hub; None: the configuration is in a folder."""
+    commit = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
+    return str(commit) if commit else None
+
+
+def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
+    """Revision of a model as the user named it, and the identity of its weights."""
+    return " ".join(filter(None, (model_config.revision, weights_identity(model_config))))
+
+
+def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
+    """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
+
+    These are the number format of the weights, weights that are not those of the folder, or some of several in it, the
+    place of weights outside it, other models that are a part of this one, a configuration of another format or from
+    another folder, overrides of it, other code, layers whose KV keeps its number format, the
+    preparation of pictures and other media, the modules that adapters may change, the context length where the model
+    computes otherwise for a long one, and the draft whose KV is stored beside that of the model. Settings that are not
+    used add no word.
+    """
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
+    words |= {name: digest_of(value) for name, value in _settings(vllm_config).items() if value}
+    if load := _other_weights(getattr(vllm_config, "load_config", None), str(getattr(model, "model", ""))):
+        words["load"] = load
+    # Such as an object store: the folder has the configuration alone then.
+    if place := getattr(model, "model_weights", ""):
+        words["place"] = folder_digest(place) or digest_of(place)
+    if limit := _context_limit(getattr(model, "hf_text_config", None)):
+        words["context"] = "long" if _computes_as_for_long(model, limit) else "short"
+    if speculative is not None and speculative.uses_draft_kv_cache():
+        draft = speculative.draft_model_config
+        words["draft"] = digest_of(revision_of(draft) or str(draft.model))
+    return words
+
+
+def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
+    """Settings that count by their value, by the name of their word; those that are empty do not count."""
+    model = vllm_config.model_config
+    place = getattr(model, "hf_config_path", None)
+    config = getattr(model, "multimodal_config", None)
+    media = {name: value for name in _MEDIA if (value := getattr(config, name, None))}
+    if "video_pruning_rate" in media:
+        media["video_pruning_method"] = getattr(config, "video_pruning_method", None)
+    return {
+        "quantization": getattr(model, "quantization_config", None),
+        "config": (_commit_of(model) or folder_digest(place) or place) if place else None,
+        "format": _config_format(model),
+        "parts": _parts(getattr(model, "hf_config", None)),
+        "overrides": model.hf_overrides,
+        "classes": getattr(model, "model_class_overrides", None),
+        "skips": getattr(getattr(vllm_config, "cache_config", None), "kv_cache_dtype_skip_layers", None),
+        "media": media,
+        "adapters": _adapter_settings(getattr(vllm_config, "lora_config", None), model.dtype),
+    }
+
+
+def _config_format(model: Any) -> str:  # noqa: ANN401 - (the same)
+    """Format of the configuration, where it is not the usual one; empty where it is."""
+    kind = str(getattr(model, "config_format", "auto"))
+    if kind not in {"auto", "hf", "mistral"}:
+        return kind
+    return "mistral" if reads_params(str(getattr(model, "model", "")), kind) else ""
+
+
+def _parts(config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
+    """Other models that are a part of the model: a digest of the folder of each, or its name and commit on the hub."""
+    found = {}
+    for name, described in _PARTS.items():
+        if place := getattr(config, name, None):
+            commit = getattr(getattr(config, described, None), "_commit_hash", None)
+            found[name] = folder_digest(str(place)) or f"{place} {commit or ''}"
+    return found
+
+
+def _adapter_settings(lora: Any, dtype: object) -> dict[str, Any]:  # noqa: ANN401 - (the same)
+    """Settings with which an adapter of the same files has other KV."""
+    if lora is None:
+        return {}
+    found = {
+        "modules": sorted(lora.target_modules or ()),
+        "tower": bool(getattr(lora, "enable_tower_connector_lora", False)),
+        "dtype": "" if lora.lora_dtype in {"auto", dtype} else str(lora.lora_dtype).removeprefix("torch."),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _other_weights(load_config: Any, place: str) -> str:  # noqa: ANN401 - (the same)
+    """Name of the loader where the weights are not those of the model's folder, or only some of several there."""
+    kind = str(getattr(load_config, "load_format", "auto"))
+    if kind in _FOLDER_FORMATS:
+        return read_family(place, kind)
+    extra = getattr(load_config, "model_loader_extra_config", None)
+    return f"{kind}/{digest_of(extra)}" if extra else kind
+
+
+def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)
+    """Largest ``max_model_len`` for which the model computes as for short prompts; 0: it does not look at that.
+
+    vLLM turns the keys of a model with LongRoPE by other factors where prompts may be longer than in its first
+    training, and scales queries of Llama 4 in later layers by the position.
+    """
+    if _is_llama4(config):
+        return 32768
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer = [rope, *rope.values()] if isinstance(rope, Mapping) else []
+    limits = [
+        int(one.get("original_max_position_embeddings", 0))
+        for one in by_layer
+        if isinstance(one, Mapping) and one.get("rope_type") == "longrope"
+    ]
+    return max(limits, default=0)
+
+
+def _computes_as_for_long(model: Any, limit: int) -> bool:  # noqa: ANN401 - (the same)
+    """Whether prompts may be longer than ``limit``, or the configuration of generation decides as if they were."""
+    if _is_llama4(model.hf_text_config):
+        generation = {**model.try_get_generation_config(), **model.override_generation_config}
+        return bool(generation.get("attn_temperature_tuning", model.max_model_len > limit))
+    return bool(model.max_model_len > limit)
+
+
+def _is_llama4(config: Any) -> bool:  # noqa: ANN401 - (the same)
+    return str(getattr(config, "model_type", "")).startswith("llama4")
