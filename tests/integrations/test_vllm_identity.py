@@ -42,10 +42,12 @@ def test_an_index_and_folders_inside_a_model_count_where_vllm_reads_them(tmp_pat
     for place, counts in [
         ("model.safetensors.index.json", True),
         ("whisper-large-v3/model.safetensors", True),
+        ("adapters/retrieval/adapter_model.safetensors", True),
+        ("adapters/french/adapter_model.safetensors", False),
         ("original/consolidated.00.pth", False),
         ("checkpoint-500/model.safetensors", False),
     ]:
-        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / place).write_bytes(b"more")
         seen.append(folder_digest(str(tmp_path)))
         assert (seen[-1] not in seen[:-1]) is counts, place

@@ -42,8 +42,9 @@ _CONFIGS = {
 
 Of Mistral's own format, ``params.json`` has the model's configuration, and ``tekken.json`` that of pictures and sounds.
 """
-_PARTS = {"speech_tokenizer", "whisper-large-v3"}
-"""Folders inside that of a model, from which vLLM reads a part of the model: FunAudioChat, Kimi-Audio."""
+_TASKS = ("classification", "clustering", "retrieval", "text-matching")
+_PARTS = ("speech_tokenizer", "whisper-large-v3", *(f"adapters/{task}" for task in _TASKS))
+"""Folders inside that of a model, from which vLLM reads a part of the model: FunAudioChat, Kimi-Audio, Jina v5."""
 
 _MISTRAL = "consolidated"
 """First word of the names of weights in Mistral's own format."""
@@ -79,8 +80,8 @@ def files_of(place: str) -> list[Path]:
         return []
     found = _counting(root)
     is_elsewhere = not any(file.suffix in _WEIGHTS for file in found)
-    inner = [one for one in root.iterdir() if (is_elsewhere or one.name in _PARTS) and one.is_dir()]
-    return sorted([*found, *(file for one in inner for file in _counting(one))])
+    inner = {root / part for part in _PARTS} | (set(root.iterdir()) if is_elsewhere else set())
+    return sorted([*found, *(file for one in inner if one.is_dir() for file in _counting(one))])
 
 
 def _counting(folder: Path) -> list[Path]:
