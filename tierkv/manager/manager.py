@@ -59,7 +59,7 @@ class OffloadManager:
         self.counters = counters
         self.found_below = 0
         """Number of lookups whose chunk would have to be read. Callers compare it before and after their lookups."""
-        self._host, self.filling = host, host.slots.filling
+        self._host, self.fills = host, host.slots.fills
         self.store_chunks_max = max(1, host.num_slots // 4)
         """Number of chunks to offer in one ``prepare_store``: a quarter of the host tier, so no store flushes it."""
         self.tiers = TierList(tiers)
@@ -158,13 +158,13 @@ class OffloadManager:
         below = [i for i, at in enumerate(slots) if at is None or not (allowed is None or self._may_hit(at, allowed))]
         found = self._tier_io.prefix_below([wanted[i] for i in below], allowed, since=ctx.asked_s) if below else 0
         count = below[found] if found < len(below) else len(wanted)
-        self.found_below += sum([slot is None or slot in table.filling for slot in slots[:count]])
+        self.found_below += table.fills.num_missing(slots[:count])
         return count
 
     def _may_hit(self, slot: int, allowed: Collection[str]) -> bool:
         """Whether the chunk in a slot may be a hit, for a request that names the tiers which hits come from."""
         table = self._host.slots
-        return HOST in allowed and (slot not in table.filling or table.origin(slot) in allowed)
+        return HOST in allowed and (slot not in table.fills or table.fills.source(slot) in allowed)
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the request's hints allow. Moves nothing.

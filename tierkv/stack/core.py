@@ -84,7 +84,7 @@ class StackCore:
         self.in_step = False
         """Whether a step has begun and not ended; only this class changes it."""
         self.rests = Rests(
-            self._nothing_waits, wiring.counters, wiring.changes.waiting, wiring.manager.filling,
+            self._nothing_waits, wiring.counters, wiring.changes.waiting, wiring.manager.fills,
             wiring.arena.num_slots, clock, wiring.rest_steps_max,
         )  # fmt: skip
         """Steps that leave the tiers alone."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tierkv.errors import InvariantError
+from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.dropping import SLOTS_PER_KEY
@@ -257,7 +258,7 @@ def _invisible(host: HostTier, chunk: Chunk) -> None:
 
 
 def _not_readable(host: HostTier, chunk: Chunk) -> None:
-    host.slots.filling.add(chunk.slot)
+    host.slots.fills.begin([chunk.slot], HOST)
 
 
 def _doomed_and_visible(host: HostTier, chunk: Chunk) -> None:

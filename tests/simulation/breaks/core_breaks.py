@@ -108,7 +108,7 @@ def generations_are_ignored(patch: Patch) -> None:
         return [slot for slot, _ in refs if self.states[slot]]
 
     def being_stored(self: SlotTable, refs: Sequence[SlotRef]) -> list[int]:
-        return [slot for slot, _ in refs if slot in self.filling and slot not in self.origins]
+        return self.fills.stored_among([slot for slot, _ in refs])
 
     patch.setattr(SlotTable, "leased", leased)
     patch.setattr(SlotTable, "being_stored", being_stored)

@@ -41,10 +41,11 @@ def check_slots(table: SlotTable, free: IdPool, listed: EvictionList) -> None:
         else:
             named = table.find(key)
             require((named == slot) == (code != _DOOMED), f"{what}, slot {slot}: its key names slot {named}")
-        filling = slot in table.filling
+        filling = slot in table.fills
         require(filling == (STATES[code] in FILLING.values()) or code == _DOOMED, f"{what}: filling is {filling}")
         require(pins >= filling, f"{what}: the I/O that fills it does not pin it")
-    require(table.origins.keys() <= table.filling, "a slot has the source of a read that has ended")
+    filled = sum(slot in table.fills for slot in range(table.num_slots))
+    require(filled == len(table.fills), f"I/O fills {filled} slots, {len(table.fills)} are counted")
     ready = [slot for slot in owned if table.states[slot] == _READY and slot not in table.demoting]
     require(set(listed.order.ranked()) <= set(ready), "a slot has a rank in the policy that does not know it")
     require(evictable == listed.evictable, f"{evictable} chunks are evictable, {listed.evictable} are counted")

@@ -210,9 +210,7 @@ class HostTier:
         for key, slot in zip(keys, slots, strict=True):
             pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
             shards[key[SHARD_BYTE]][key] = slot
-        table.filling.update(slots)
-        if origin != HOST:
-            table.origins.update(dict.fromkeys(slots, origin))
+        table.fills.begin(slots, origin)
         table.log.note(None, state, keys)
         return slots
 
@@ -233,7 +231,7 @@ class HostTier:
             self._end_filling_doomed([slot for slot in slots if slot not in filled], event)
         pages = table.keys.pages
         keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
-        table.end_io(done)
+        table.fills.end(done)
         self.listed.evictable += idle
         self.listed.order.add(done, keys, list(map(table.ranks.__getitem__, done)))
         table.log.note(event, STATES[after], keys)
@@ -252,7 +250,7 @@ class HostTier:
         if not lost:
             return
         table.transition(lost, ChunkEvent.FAILED)
-        table.end_io(lost)
+        table.fills.end(lost)
         for slot in lost:
             key = table.keys[slot]
             del table.shards[key[SHARD_BYTE]][key]
@@ -262,7 +260,7 @@ class HostTier:
     def _end_filling_doomed(self, slots: Sequence[int], event: ChunkEvent) -> None:
         """End the I/O that fills slots of chunks that were dropped meanwhile."""
         self.slots.transition(slots, event)
-        self.slots.end_io(slots)
+        self.slots.fills.end(slots)
         self.unpin(slots)
 
     # -- eviction ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from itertools import repeat
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
+from tierkv.manager.host.fills import Fills
 from tierkv.structures.columns import column, run_of
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, new_shards, shards_len
 from tierkv.types.keys import Key
@@ -46,7 +47,7 @@ class SlotTable:
         self.unswept = 0
         """Slots below this number may have stale chunks; 0: there are none."""
         self._old_tables: list[Shards] = []  # from before resets; nothing reads them
-        self.filling: set[int] = set()
+        self.fills = Fills(num_slots)
         """Slots that I/O is filling, also of chunks that are DOOMED meanwhile."""
         self.demoting: set[int] = set()
         """Slots of READY chunks that are written to a lower tier and evicted afterwards; bounded by the writes."""
@@ -65,8 +66,6 @@ class SlotTable:
         """Generation of the chunks that were admitted last."""
         self.new_generations = 0
         """Number of generations since the latest reset."""
-        self.origins: dict[int, str] = {}
-        """Source tier of the chunks that are being read from one; a few at a time."""
         self.removals = 0
         """Grows when a chunk stops being readable: an earlier :meth:`ready_prefix` may not hold any more."""
         self.log = ChunkTransitionLog()
@@ -75,11 +74,6 @@ class SlotTable:
     def __len__(self) -> int:
         """Number of visible chunks (STORING, PROMOTING or READY)."""
         return shards_len(self.shards)
-
-    @property
-    def num_storing(self) -> int:
-        """Number of slots that store jobs are filling, also of chunks that are DOOMED meanwhile."""
-        return len(self.filling) - len(self.origins)
 
     # -- one chunk ---------------------------------------------------------------------------------------------------
 
@@ -126,14 +120,10 @@ class SlotTable:
         """Generation of the owner of a slot."""
         return self.generations[slot]
 
-    def origin(self, slot: int) -> str:
-        """Tier that a chunk is being read from; the host tier if it is not."""
-        return self.origins.get(slot, HOST)
-
     def origin_of(self, key: Key) -> str:
         """Tier that the visible chunk of a key is being read from; the host tier if it is not."""
         slot = self.find(key)
-        return HOST if slot is None else self.origin(slot)
+        return HOST if slot is None else self.fills.source(slot)
 
     def transitions_of(self, key: Key) -> str:
         """Latest transitions of a key, oldest first, as text for error messages."""
@@ -182,14 +172,13 @@ class SlotTable:
 
     def ready_run(self, keys: tuple[Key, ...]) -> list[int]:
         """Slots of the leading ``keys`` that are READY; the answer is not remembered."""
-        shards, filling = self.shards, self.filling
+        shards, fills = self.shards, self.fills
         try:
             slots = [shards[key[SHARD_BYTE]][key] for key in keys]
         except KeyError as missing:  # names the first one
             slots = [shards[key[SHARD_BYTE]][key] for key in keys[: keys.index(missing.args[0])]]
-        if not filling or filling.isdisjoint(slots):
-            return slots
-        return slots[: next(number for number, slot in enumerate(slots) if slot in filling)]
+        count = fills.num_leading_idle(slots)
+        return slots if count == len(slots) else slots[:count]
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -223,14 +212,12 @@ class SlotTable:
 
     def being_stored(self, refs: Iterable[SlotRef]) -> list[int]:
         """Slots of those leases that a store job is still filling, also of DOOMED chunks (S21)."""
-        generations, filling = self.generations, self.filling
-        slots = [slot for slot, generation in refs if slot in filling and generations[slot] == generation]
-        return [slot for slot in slots if slot not in self.origins] if self.origins else slots
+        generations = self.generations
+        return self.fills.stored_among([slot for slot, generation in refs if generations[slot] == generation])
 
     def being_read(self, slots: Iterable[int]) -> frozenset[Key]:
         """Keys of the chunks that a lower tier is being read for, into some of these slots."""
-        origins = self.origins
-        return frozenset([self.key(slot) for slot in slots if slot in origins]) if origins else frozenset()
+        return frozenset([self.key(slot) for slot in self.fills.read_among(slots)])
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +236,7 @@ class SlotTable:
 
     def _chunk(self, slot: int) -> Chunk:
         return Chunk(
-            self.keys[slot], slot, self.generations[slot], self.state(slot), self.pins[slot], self.origin(slot)
+            self.keys[slot], slot, self.generations[slot], self.state(slot), self.pins[slot], self.fills.source(slot)
         )
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -306,13 +293,6 @@ class SlotTable:
             pins[slot] = left
             idle += not left
         return done, idle
-
-    def end_io(self, slots: Sequence[int]) -> None:
-        """Note that no I/O fills these slots any more."""
-        self.filling.difference_update(slots)
-        if self.origins:
-            for slot in slots:
-                self.origins.pop(slot, None)
 
     def forget_all(self) -> None:
         """Make every chunk invisible. To free a million keys at once takes too long, so they are kept for a while."""

@@ -200,5 +200,5 @@ class SlotGrants:
         if not ready:
             passage.await_chunks(1)
             self._host.waiters.add((slot,), passage)
-        passage.grant(position, slot, HOST if ready else self._host.slots.origin(slot))
+        passage.grant(position, slot, HOST if ready else self._host.slots.fills.source(slot))
         self._account.granted(1, copies=passage.copies)

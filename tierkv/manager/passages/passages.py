@@ -113,7 +113,7 @@ class Passages:
         if not (blocker.lacks_host_slots and others > 0):
             return False
         moved_s = max(blocker.moved_s, self._step.answered_s)
-        if others <= self._host.slots.num_storing:  # no slot that a tier reads or writes is among them
+        if others <= self._host.slots.fills.num_storing:  # no slot that a tier reads or writes is among them
             moved_s = max(moved_s, self._step.stored_s)
         return self._step.now - moved_s >= deadline_s
 
