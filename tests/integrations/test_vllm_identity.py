@@ -129,6 +129,29 @@ def test_one_folder_with_several_models_makes_a_namespace_for_each(
     assert (found.get("load"), "format" in found or None) == words
 
 
+def test_a_function_that_overrides_the_configuration_counts_by_its_result() -> None:
+    """Its name says nothing of what it does; the place of the model and a version say nothing of the model."""
+
+    def word(theta: float, place: str = "/a") -> str:
+        values = {"rope_theta": theta, "_name_or_path": place, "transformers_version": place}
+        config = SimpleNamespace(to_dict=lambda: values)
+        model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides=lambda given: given, hf_config=config)
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None))["overrides"]
+
+    assert word(1.0) == word(1.0, "/b") != word(2.0)
+
+
+def test_another_revision_of_the_code_of_a_model_makes_another_namespace() -> None:
+    """The code of a model on the hub may be in another place than its weights."""
+
+    def words(revision: str | None) -> dict[str, str]:
+        fields = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "code_revision": revision}
+        return weights_words(SimpleNamespace(model_config=SimpleNamespace(**fields), speculative_config=None))
+
+    assert words("a") != words("b") != words(None)
+    assert "code" not in words(None)
+
+
 def test_a_folder_of_one_format_keeps_its_namespace(tmp_path: Path) -> None:
     """All settings read the same files there, so a change of the setting loses no chunk."""
     for name in ("consolidated.safetensors", "params.json"):

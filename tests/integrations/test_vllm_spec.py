@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_windows_are_told_in_chunks_of_the_stack(tokens: int, blocks: int) -> No
         ),
     ).groups[1]
     assert window.kind is GroupKind.SLIDING_WINDOW
+
+
+def test_a_folder_has_one_name_from_all_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is started in another directory, or with a slash behind the path, keeps its chunks."""
+    (tmp_path / "llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = ("llama", "./llama/", f"{tmp_path}/llama/", f"{tmp_path}/llama", "org/model")
+    shapes = [offloading_engine(Config(model=Model(name=name)), "cpu", Noted(("",))) for name in names]
+    assert [shape.model for shape in shapes] == [str(tmp_path / "llama")] * 4 + ["org/model"]
 
 
 def test_the_namespace_tells_all_that_changes_the_bytes() -> None:

@@ -222,6 +222,13 @@ def test_other_weights_in_the_same_folder_change_the_shape(tmp_path: Path, name:
     assert shapes[0] == shapes[2] != shapes[1]
 
 
+def test_a_folder_has_one_name_from_all_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is started in another directory keeps its chunks."""
+    monkeypatch.chdir(tmp_path)
+    for name in (".", f"{tmp_path}/"):
+        assert engine_spec(vllm_config(model__model=name), kv_cache_config(FULL)).model == str(tmp_path)
+
+
 def test_a_data_parallel_replica_has_its_number() -> None:
     """Replicas get one configuration, and a place each in tiers that one process at a time may open. vLLM's rank says
     0 in all of them where they need not step together, its index does not."""

@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words, named_backends
 from tierkv.integrations.vllm.engine_checks import check_cache, check_context, check_nodes, check_speculation
-from tierkv.integrations.vllm.identity.files import digest_of
+from tierkv.integrations.vllm.identity.files import digest_of, model_name
 from tierkv.integrations.vllm.identity.weights import revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.integrations.vllm.states import check_group, check_states, describe_states, spec_of
@@ -64,7 +64,7 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     copies = int(getattr(kv_cache_config, "kv_tp_replicas", 1))  # the least of all layers
     worker_heads = int(model.get_total_num_kv_heads()) // vllm_config.parallel_config.world_size
     return EngineSpec(
-        model=str(model.model),
+        model=model_name(model.model),
         revision=revision_of(model),
         dtype=_dtype_name(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype),
         layout=_layout(vllm_config, kv_cache_config),

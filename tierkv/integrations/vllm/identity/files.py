@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def digest_of(value: object) -> str:
     """Digest of a value of a configuration. Of a function, its name."""
     text = json.dumps(value, sort_keys=True, default=lambda item: getattr(item, "__qualname__", str(item)))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def model_name(model: object) -> str:
+    """Name of a model; of a folder its whole path, because a server may be started in another directory."""
+    name = str(model)
+    return os.path.abspath(name) if os.path.exists(name) else name  # noqa: PTH100, PTH110 - a link keeps its name
 
 
 def folder_digest(place: str) -> str:

@@ -25,6 +25,9 @@ _PARTS = {"audio_model_id": "audio_config", "text_model_id": "wrapped_model_conf
 """Fields of a model's configuration that name other models, from which vLLM reads a part of the weights (Ultravox), and
 those with their configurations."""
 
+_PLACES = {"_name_or_path", "transformers_version"}
+"""Values of a model's configuration that do not describe the model."""
+
 
 def weights_identity(model_config: Any) -> str:  # noqa: ANN401 - vLLM's, which has no types here
     """Text that differs for other weights: the commit of a model from the hub, or a digest of the files of a folder.
@@ -52,7 +55,7 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
 
     These are the number format of the weights, weights that are not those of the folder, or some of several in it, the
     place of weights outside it, other models that are a part of this one, a configuration of another format or from
-    another folder, overrides of it, other code, layers whose KV keeps its number format, the
+    another folder, overrides of it, other code or another revision of it, layers whose KV keeps its number format, the
     preparation of pictures and other media, the modules that adapters may change, the context length where the model
     computes otherwise for a long one, and the draft whose KV is stored beside that of the model. Settings that are not
     used add no word.
@@ -86,12 +89,21 @@ def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
         "config": (_commit_of(model) or folder_digest(place) or place) if place else None,
         "format": _config_format(model),
         "parts": _parts(getattr(model, "hf_config", None)),
-        "overrides": model.hf_overrides,
+        "code": getattr(model, "code_revision", None),
+        "overrides": _overrides(model),
         "classes": getattr(model, "model_class_overrides", None),
         "skips": getattr(getattr(vllm_config, "cache_config", None), "kv_cache_dtype_skip_layers", None),
         "media": media,
         "adapters": _adapter_settings(getattr(vllm_config, "lora_config", None), model.dtype),
     }
+
+
+def _overrides(model: Any) -> Any:  # noqa: ANN401 - (the same)
+    """Overrides of the configuration; where these are a function, whose name says little, the configuration itself."""
+    if not callable(model.hf_overrides):
+        return model.hf_overrides
+    found = model.hf_config.to_dict()
+    return {name: value for name, value in found.items() if name not in _PLACES}
 
 
 def _config_format(model: Any) -> str:  # noqa: ANN401 - (the same)

@@ -17,6 +17,7 @@ from typing import Any
 
 from tierkv.config.schema import StackConfig
 from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.integrations.vllm.identity.files import model_name
 from tierkv.integrations.vllm.spec.notes import Noted
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry
@@ -47,7 +48,7 @@ def offloading_engine(config: Any, device: str, noted: Noted) -> EngineSpec:  # 
     if noted.words:
         words.append(noted.words)
     return EngineSpec(
-        model=config.model.name,
+        model=model_name(config.model.name),
         revision=noted.revision,
         dtype=config.model.dtype,
         layout=" ".join([*words, device]),
