@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tierkv.errors import ConfigError
-from tierkv.replay.trace_lines import ChunkId, read_lines
+from tierkv.replay.trace_lines import MS, ChunkId, read_lines
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_key, make_keys, make_scope
 
@@ -57,14 +57,14 @@ class KeysOfIds:
         return key
 
 
-def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """Yield the requests of a trace, in order.
+def read_trace(path: Path, units_per_s: float = MS) -> Iterator[TraceRequest]:
+    """Yield the requests of a trace, in order. units_per_s: units of a timestamp per second.
 
     Raises:
         ConfigError: the file cannot be read, or a line is no request. The message names the line and the fault.
     """
     ids = KeysOfIds()
-    for line in read_lines(path):
+    for line in read_lines(path, units_per_s):
         keys = tuple(ids.key(chunk_id, line.tenant) for chunk_id in line.chunk_ids)
         yield TraceRequest(line.at_s, keys, line.input_tokens, line.output_tokens, line.tenant, line.hints)
 
@@ -131,13 +131,19 @@ class Trace:
             )
 
 
-def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int], None] = lambda _: None) -> Trace:
+def load_trace(
+    path: Path,
+    chunks_max: int = CHUNKS_MAX,
+    progress: Callable[[int], None] = lambda _: None,
+    units_per_s: float = MS,
+) -> Trace:
     """Read a trace into memory, up to the request with which it has more than ``chunks_max`` chunks.
 
     Args:
         path: the file.
         chunks_max: bound on chunks of all requests together.
         progress: called now and then with the number of requests so far.
+        units_per_s: units of a timestamp per second.
 
     Raises:
         ConfigError: as :func:`read_trace`; or the first request alone has more chunks than ``chunks_max``.
@@ -146,7 +152,7 @@ def load_trace(path: Path, chunks_max: int = CHUNKS_MAX, progress: Callable[[int
     numbers: dict[tuple[int, ChunkId], int] = {}
     tenants: dict[str | None, int] = {}
     hints: dict[RequestHints, int] = {}
-    for line in read_lines(path):
+    for line in read_lines(path, units_per_s):
         if len(trace.chunks) + len(line.chunk_ids) > chunks_max:
             require_requests(path, len(trace), chunks_max)
             trace.is_cut = True

@@ -5,9 +5,9 @@
     {"timestamp": 1200, "hash_ids": [0, 14, 15, 16], "input_length": 2000, "output_length": 90,
      "tenant": "acme", "session": "c-81", "hints": {"continues": "yes"}}
 
-``timestamp`` is in milliseconds and never decreases. ``hash_ids`` has the ids of the prompt's chunks from the front, as
-numbers or text; the last chunk may be covered in part. Like a chunk's key, an id identifies its chunk and all chunks
-before it: an id never follows two different ids. All other fields are optional:
+``timestamp`` is in milliseconds, or in the unit that the reader gives, and never decreases. ``hash_ids`` has the ids of
+the prompt's chunks from the front, as numbers or text; the last chunk may be covered in part. Like a chunk's key, an id
+identifies its chunk and all chunks before it: an id never follows two different ids. All other fields are optional:
 
 - ``input_length``, ``output_length``: tokens of prompt and answer.
 - ``tenant``: the ``cache_salt`` of the request. Tenants share no chunk, whatever their ids.
@@ -54,6 +54,8 @@ _ID_MAX = 2 ** (8 * _ID_BYTES) - 1
 _TOKENS_MAX = 2**31 - 1
 LINE_CHARS_MAX = 64 << 20
 """Longest line that is read: a prompt of a million chunks. A compressed file may hold gigabytes of anything."""
+MS = 1000.0
+"""Milliseconds of a second: the unit of timestamps unless the reader gives another one."""
 SECONDS_MAX = 1e12
 """Largest time of a request, in seconds. A clock since 1970 has it too late only if it counts microseconds."""
 TENANT_CHARS_MAX = 4096
@@ -79,8 +81,12 @@ class TraceLine:
     """Hints, with the session."""
 
 
-def read_lines(path: Path) -> Iterator[TraceLine]:
+def read_lines(path: Path, units_per_s: float = MS) -> Iterator[TraceLine]:
     """Yield the lines of a trace, in order. Empty lines are skipped.
+
+    Args:
+        path: the file.
+        units_per_s: units of a timestamp per second.
 
     Raises:
         ConfigError: the file cannot be read, it has no request, or a line is none. The message names line and fault.
@@ -94,7 +100,7 @@ def read_lines(path: Path) -> Iterator[TraceLine]:
                 if len(text) == LINE_CHARS_MAX:
                     raise ConfigError(f"{place}: the line has more than {LINE_CHARS_MAX} characters; {_FIX}")
                 if text.strip():
-                    line = _parsed(text, before_s, place)
+                    line = _parsed(text, before_s, units_per_s, place)
                     before_s = line.at_s
                     yield line
     except FileNotFoundError as error:
@@ -123,7 +129,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
             yield lines
 
 
-def _parsed(text: str, before_s: float, place: str) -> TraceLine:
+def _parsed(text: str, before_s: float, units_per_s: float, place: str) -> TraceLine:
     """Parse one line.
 
     Raises:
@@ -142,7 +148,7 @@ def _parsed(text: str, before_s: float, place: str) -> TraceLine:
         verb = "are" if len(missing) > 1 else "is"
         raise ConfigError(f"{place}: {' and '.join(missing)} {verb} missing; {_FIX}")
     return TraceLine(
-        _arrival(entry["timestamp"], before_s, place),
+        _arrival(entry["timestamp"], before_s, units_per_s, place),
         _chunk_ids(entry["hash_ids"], place),
         _tokens(entry, "input_length", place),
         _tokens(entry, "output_length", place),
@@ -151,18 +157,18 @@ def _parsed(text: str, before_s: float, place: str) -> TraceLine:
     )
 
 
-def _arrival(timestamp: object, before_s: float, place: str) -> float:
+def _arrival(timestamp: object, before_s: float, units_per_s: float, place: str) -> float:
     if type(timestamp) not in {int, float} or not _is_finite(timestamp):
         raise ConfigError(f"{place}: timestamp is {_shown(timestamp)}, and must be a number of milliseconds; {_FIX}")
-    at_s = float(timestamp) / 1000  # type: ignore[arg-type]  # checked above
+    at_s = float(timestamp) / units_per_s  # type: ignore[arg-type]  # checked above
     if abs(at_s) > SECONDS_MAX:
         raise ConfigError(
             f"{place}: timestamp is {_shown(timestamp)}, more than {SECONDS_MAX:.0e} seconds; give it in milliseconds"
         )
     if at_s < before_s:
         raise ConfigError(
-            f"{place}: timestamp {timestamp:g} is before that of the last request, {1000 * before_s:g}; sort the "
-            "lines by it"
+            f"{place}: timestamp {timestamp:g} is before that of the last request, {units_per_s * before_s:g}; sort "
+            "the lines by it"
         )
     return at_s
 

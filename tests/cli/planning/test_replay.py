@@ -161,6 +161,25 @@ def test_ids_of_single_chunks_are_told(tierkv: Run, trace: Path, tmp_path: Path,
     assert "different prompts" not in tierkv(command, trace, *rest, *more).stderr
 
 
+@pytest.mark.parametrize("words", [("replay",), ("replay", "--stack"), ("plan", "--stack")])
+def test_timestamps_in_seconds_are_told(tierkv: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Some published traces count seconds: an hour of traffic would be planned as 3.6 seconds of it."""
+    stack, seconds = tmp_path / "stack.toml", tmp_path / "seconds.jsonl"
+    stack.write_text('[host]\ncapacity = "64KiB"\n', encoding="utf-8")
+    lines = [f'{{"timestamp": {at * 0.5}, "hash_ids": [{at % 7}]}}\n' for at in range(100)]
+    seconds.write_text("".join(lines), encoding="utf-8")
+    command, *rest = words
+    more = [*rest, stack, "--chunk-bytes", "4KiB"] if rest else []
+    more += ["--chunk-tokens", "16", "--prefill", "100", "--json"] if command == "plan" else []
+    read_as_ms = tierkv(command, seconds, *more)
+    assert "2,020 requests per second. If its timestamps are in seconds, add --timestamps s." in read_as_ms.stderr
+    read_as_s = tierkv(command, seconds, *more, "--timestamps", "s")
+    assert read_as_s.exit_code == 0, read_as_s.output
+    assert "requests per second" not in read_as_s.stderr
+    if command == "plan":
+        assert json.loads(read_as_s.stdout)["span_s"] == pytest.approx(49.5)
+
+
 def test_a_replay_as_a_page(tierkv: Run, trace: Path, tmp_path: Path) -> None:
     """The curve over capacities says more than a table; stacks are bars by tier."""
     said = tierkv("replay", trace, "--policy", "lru", "--html", tmp_path / "policies.html")

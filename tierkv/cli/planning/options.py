@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tierkv.config.units import parse_size
 from tierkv.planning.assumptions import TierSpeed
 from tierkv.replay.trace import CHUNKS_MAX, count_misplaced
+from tierkv.replay.trace_lines import MS
 
 _LATENCY_S_MAX = 3600.0
 
@@ -74,6 +75,23 @@ CHUNKS_MAX_OPTION = click.option(
     show_default=True,
     help="Chunks of the trace to read, which bounds the memory: about 250 bytes each. The rest is left out, and a "
     "message says so.",
+)
+
+
+_UNITS = {"ms": MS, "s": 1.0}
+RATE_MAX = 100.0
+"""Requests per second, on average, beyond which a trace in milliseconds is taken for one in seconds."""
+RATED_MIN = 100
+"""Fewest requests that have a rate."""
+
+TIMESTAMPS_OPTION = click.option(
+    "--timestamps",
+    "units_per_s",
+    type=click.Choice(list(_UNITS)),
+    callback=lambda _ctx, _param, unit: _UNITS[unit],
+    default="ms",
+    show_default=True,
+    help="Unit of the trace's timestamps.",
 )
 
 
@@ -140,6 +158,23 @@ def warn_of_misplaced(chunks: array[int], starts: array[int]) -> None:
         click.echo(
             f"{count:,} ids follow different ids in different prompts, so they identify a chunk alone. "
             "More is found here than an engine would find: hash each chunk together with the id before it.",
+            err=True,
+        )
+
+
+def warn_of_seconds(requests: int, first_s: float, last_s: float, units_per_s: float) -> None:
+    """Warn of timestamps that are probably in seconds.
+
+    Args:
+        requests: number of requests.
+        first_s: arrival of the first one, in seconds.
+        last_s: arrival of the last one, in seconds.
+        units_per_s: units of a timestamp per second, as given.
+    """
+    rate = requests / max(last_s - first_s, 1e-3)
+    if units_per_s == MS and requests >= RATED_MIN and rate > RATE_MAX:
+        click.echo(
+            f"The trace has {rate:,.0f} requests per second. If its timestamps are in seconds, add --timestamps s.",
             err=True,
         )
 

@@ -13,6 +13,7 @@ from tierkv.cli.output import print_json
 from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.cli.planning.options import (
     CHUNKS_MAX_OPTION,
+    TIMESTAMPS_OPTION,
     WHENCE_CHUNK_BYTES,
     ChunkCount,
     PriceOf,
@@ -21,6 +22,7 @@ from tierkv.cli.planning.options import (
     cut_notice,
     progress_bar,
     warn_of_misplaced,
+    warn_of_seconds,
 )
 from tierkv.cli.planning.plan_output import as_json, print_plan
 from tierkv.cli.planning.plan_page import plan_page
@@ -85,6 +87,7 @@ PREFILL_MIN = 0.001
 )
 @click.option("--more", type=Size(), help="Room to add to each tier in turn: 4TiB. Default: as much as the tier has.")
 @CHUNKS_MAX_OPTION
+@TIMESTAMPS_OPTION
 @HTML_OPTION
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 def plan_command(  # noqa: PLR0913 - one argument per option
@@ -99,6 +102,7 @@ def plan_command(  # noqa: PLR0913 - one argument per option
     prices: Sequence[tuple[str, float]],
     more: int | None,
     chunks_max: int,
+    units_per_s: float,
     html: Path | None,
     is_json: bool,
 ) -> None:
@@ -122,11 +126,12 @@ def plan_command(  # noqa: PLR0913 - one argument per option
     resolved = {name: _resolved(path, registry) for name, path in _names(stacks).items()}
     with progress_bar() as progress:
         reading = progress.add_task("reading", total=None)
-        requests = load_trace(trace, chunks_max, lambda done: progress.update(reading, completed=done))
+        requests = load_trace(trace, chunks_max, lambda done: progress.update(reading, completed=done), units_per_s)
         progress.update(reading, total=len(requests))
         if requests.is_cut:
             click.echo(cut_notice(len(requests)), err=True)
         warn_of_misplaced(requests.chunks, requests.starts)
+        warn_of_seconds(len(requests), requests.at_s[0], requests.at_s[-1], units_per_s)
         tokens = chunk_tokens or infer_chunk_tokens(requests)
         assumed = Assumptions(prefill, tokens, chunk_bytes, engines, dict(speeds), dict(prices), more)
         tasks: dict[str, TaskID] = {}

@@ -11,7 +11,16 @@ import click
 from tierkv.abc import EvictionPolicy
 from tierkv.cli.output import print_json, print_table
 from tierkv.cli.pages import HTML_OPTION, write_page
-from tierkv.cli.planning.options import CHUNKS_MAX_OPTION, ChunkCount, Size, cut_notice, progress_bar, warn_of_misplaced
+from tierkv.cli.planning.options import (
+    CHUNKS_MAX_OPTION,
+    TIMESTAMPS_OPTION,
+    ChunkCount,
+    Size,
+    cut_notice,
+    progress_bar,
+    warn_of_misplaced,
+    warn_of_seconds,
+)
 from tierkv.cli.planning.replay_page import policies_page
 from tierkv.cli.planning.replay_stacks import replay_stacks
 from tierkv.errors import PluginError
@@ -51,6 +60,7 @@ DEFAULT_SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
     "Needs --chunk-bytes.",
 )
 @CHUNKS_MAX_OPTION
+@TIMESTAMPS_OPTION
 @HTML_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay_command(  # noqa: PLR0913 - one argument per option
@@ -61,18 +71,19 @@ def replay_command(  # noqa: PLR0913 - one argument per option
     chunk_bytes: int | None,
     stacks: Sequence[Path],
     chunks_max: int,
+    units_per_s: float,
     html: Path | None,
     as_json: bool,
 ) -> None:
     """Replay the requests of TRACE against policies and capacities, or through whole stacks; show hits and writes.
 
-    TRACE: one JSON object per line with `timestamp` (milliseconds) and `hash_ids` (a prompt's chunks from its front;
-    an id identifies its chunk and all chunks before it), plain or in gzip. Optional are `tenant`, `session`, `hints`,
-    `input_length` and `output_length`. `tierkv trace` makes a trace of one's own traffic. Hits are chunks found from
-    the front of a prompt without a gap. Two bounds are shown beside the policies: the best result with knowledge of the
-    future, and first in, first out. With --stack, the real scheduler, manager and policies serve the trace, and hits,
-    reads and writes are shown by tier. Nothing is stored, and no engine is needed. Exit code 0: success; 2: wrong use,
-    no such trace, or not a trace.
+    TRACE: one JSON object per line with `timestamp` (milliseconds, or see --timestamps) and `hash_ids` (a prompt's
+    chunks from its front; an id identifies its chunk and all chunks before it), plain or in gzip. Optional are
+    `tenant`, `session`, `hints`, `input_length` and `output_length`. `tierkv trace` makes a trace of one's own traffic.
+    Hits are chunks found from the front of a prompt without a gap. Two bounds are shown beside the policies: the best
+    result with knowledge of the future, and first in, first out. With --stack, the real scheduler, manager and policies
+    serve the trace, and hits, reads and writes are shown by tier. Nothing is stored, and no engine is needed. Exit code
+    0: success; 2: wrong use, no such trace, or not a trace.
 
     \b
     Examples:
@@ -85,12 +96,12 @@ def replay_command(  # noqa: PLR0913 - one argument per option
     registry = load_plugins()
     if stacks:
         _check_stack_options(capacities, policies, chunk_bytes)
-        replay_stacks(trace, stacks, registry, chunk_bytes or 0, chunks_max, html, as_json=as_json)
+        replay_stacks(trace, stacks, registry, chunk_bytes or 0, chunks_max, units_per_s, html, as_json=as_json)
         return
     names = list(dict.fromkeys(policies)) or sorted(registry.policies)
     for name in names:
         registry.require_policy(name)
-    requests = _requests(trace, chunks_max)
+    requests = _requests(trace, chunks_max, units_per_s)
     distinct = _count_distinct(requests)
     sizes = sorted(set(capacities)) or sorted({max(1, round(share * distinct)) for share in DEFAULT_SHARES})
     results: dict[str, dict[int, Replayed]] = {}
@@ -116,17 +127,18 @@ def _check_stack_options(capacities: Sequence[int], policies: Sequence[str], chu
         )
 
 
-def _requests(path: Path, chunks_max: int) -> list[TraceRequest]:
+def _requests(path: Path, chunks_max: int, units_per_s: float) -> list[TraceRequest]:
     """Requests of a trace, up to the bound on chunks."""
     requests: list[TraceRequest] = []
     chunks = 0
-    for request in read_trace(path):
+    for request in read_trace(path, units_per_s):
         chunks += len(request.keys)
         if chunks > chunks_max:
             require_requests(path, len(requests), chunks_max)
             click.echo(cut_notice(len(requests)), err=True)
             break
         requests.append(request)
+    warn_of_seconds(len(requests), requests[0].at_s, requests[-1].at_s, units_per_s)
     return requests
 
 

@@ -11,7 +11,7 @@ from rich.progress import Progress, TaskID
 
 from tierkv.cli.output import print_json, print_table
 from tierkv.cli.pages import write_page
-from tierkv.cli.planning.options import cut_notice, progress_bar, warn_of_misplaced
+from tierkv.cli.planning.options import cut_notice, progress_bar, warn_of_misplaced, warn_of_seconds
 from tierkv.cli.planning.replay_page import stacks_page
 from tierkv.config.loading import load_config
 from tierkv.config.resolving import resolve
@@ -31,16 +31,18 @@ def replay_stacks(  # noqa: PLR0913, PLR0917 - one argument per option
     registry: PluginRegistry,
     chunk_bytes: int,
     chunks_max: int,
+    units_per_s: float,
     html: Path | None,
     *,
     as_json: bool,
 ) -> None:
     """Replay a trace through stacks, one after the other, and print the results."""
     resolved = {stack: resolve(load_config(stack), registry, str(stack)) for stack in dict.fromkeys(stacks)}
-    trace = load_trace(path, chunks_max)
+    trace = load_trace(path, chunks_max, units_per_s=units_per_s)
     if trace.is_cut:
         click.echo(cut_notice(len(trace)), err=True)
     warn_of_misplaced(trace.chunks, trace.starts)
+    warn_of_seconds(len(trace), trace.at_s[0], trace.at_s[-1], units_per_s)
     results: dict[Path, PlayedStack] = {}
     with progress_bar() as progress:
         for stack, one in resolved.items():
