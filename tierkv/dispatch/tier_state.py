@@ -196,6 +196,8 @@ class TierState:
         op = ticket.op
         if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
             return ""  # known already, and no reason to stop reading
+        if op.verb is Verb.DELETE and not self.writes.is_open:
+            return ""  # what cannot be written cannot be deleted either: each trial of a write is followed by deletions
         was_usable = self.breaker.usable
         # Silent: it took longer than a trial may, and the tier has answered nothing since it was submitted.
         silent_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s

@@ -64,6 +64,23 @@ def test_reads_do_not_hide_that_writes_fail(bench: Bench, caplog: pytest.LogCapt
         ]
 
 
+def test_deletions_do_not_end_the_reads_of_a_tier_that_cannot_be_written(bench: Bench) -> None:
+    """A disk that is read-only deletes nothing either; each failed write is followed by a deletion."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        assert dispatch.wait(dispatch.write(0, 0)) == [OK]
+        for verb in ("write", "delete"):
+            bench.backend.add(verb, faults.raise_error(lambda: OSError("read-only")))
+        for _ in range(3):
+            assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+            assert dispatch.wait(dispatch.submit(Verb.PROBE, [0])) == [OK]
+        assert dispatch.dispatcher.health()[0] == (True, False)
+        for _ in range(10):
+            assert dispatch.wait(dispatch.submit(Verb.DELETE, [1])) == [FAILED]
+        assert dispatch.health() == [], "the tier stays in service"
+        bench.fill(0, KEYS[0], compressible(0))
+        assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
+
+
 def test_one_trial_at_a_time(bench: Bench) -> None:
     """A tier that cannot write costs one write per cooldown, however many are offered."""
     with dispatching(bench, limits=LIMITS) as dispatch:
