@@ -27,6 +27,9 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
+FORKS = HOLD.replace('print("held"', 'os.fork() or print("held"')
+"""As above; a forked process waits, too."""
+
 
 def test_the_lock_names_the_process_that_holds_it(open_disk: OpenDisk, directory: Path) -> None:
     """Two servers started on one path by mistake: the error of the second names the process of the first."""
@@ -42,6 +45,19 @@ def test_the_lock_names_the_process_that_holds_it(open_disk: OpenDisk, directory
             open_disk()
         other.kill()
     open_disk().close()
+
+
+def test_a_forked_process_keeps_no_directory(open_disk: OpenDisk, directory: Path) -> None:
+    """An engine forks a helper and is killed: the next engine opens the tier while the helper lives."""
+    open_disk().close()
+    program = f"import os, sys; sys.path[:0] = {sys.path!r}\n{FORKS}"
+    command = [sys.executable, "-I", "-c", program, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        other.kill()
+        other.wait()
+        open_disk().close()
 
 
 def test_two_namespaces_share_a_path(open_disk: OpenDisk, place: Path) -> None:

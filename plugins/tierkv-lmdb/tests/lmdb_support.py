@@ -113,7 +113,8 @@ def _run(command: list[str], timeout_s: float = CHILD_TIMEOUT_S) -> str:
 def killed_at_end(code: str, *arguments: object) -> Iterator[int]:
     """Run Python code in a process that prints "ready" and is killed (-9) at the end of the block. Yields its pid."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True) as child:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(__file__).parent, **pipes) as child:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"

@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 from itertools import product
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def test_error_of_a_second_process_names_the_pid_of_the_first(tmp_path: Path) ->
     backend = open_at(tmp_path)
     assert get(backend, key(1)) == [b"of the first owner"]
     backend.close()
+
+
+def test_a_forked_process_keeps_no_directory(tmp_path: Path) -> None:
+    """An engine forks a helper and is killed: the next engine opens the tier while the helper lives."""
+    forks = OWNER.replace("print(", "import os; os.fork() or print(").replace("time.sleep(600)", "sys.stdin.read()")
+    with killed_at_end(forks, tmp_path) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        backend = open_at(tmp_path)
+        assert get(backend, key(1)) == [b"of the first owner"]
+        backend.close()
 
 
 @pytest.mark.parametrize("plugin", [tierkv_lmdb.PLUGIN, tierkv_lmdb.READ_ONLY_PLUGIN])

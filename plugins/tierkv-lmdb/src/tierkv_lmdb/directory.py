@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tierkv.abc.held_locks import HeldLock
 from tierkv.abc.logs import plugin_logger
 from tierkv.abc.places import make_private_directory, read_short_file, set_aside
 from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
@@ -53,7 +54,7 @@ class OwnerLock:
     The modification time of the file is the time of the last use: readers change those of the data files.
     """
 
-    fd: int
+    held: HeldLock
     is_use: bool = True
     """Whether :meth:`take` and :meth:`release` are uses of the namespace."""
 
@@ -97,27 +98,27 @@ class OwnerLock:
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, is_use)
+        return cls(HeldLock(fd), is_use)
 
     def is_at(self, path: Path) -> bool:
         """Whether the locked file is still at ``path``, so that no other process locks it. Raises OSError."""
         try:
-            return os.path.samestat(os.fstat(self.fd), path.stat())
+            return os.path.samestat(os.fstat(self.held.fd), path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def take_again(self, path: Path) -> None:
         """Lock the file at ``path`` in place of one that was removed. Raises as :meth:`take`; then nothing changes."""
         taken = OwnerLock.take(path, is_use=self.is_use)
-        os.close(self.fd)
-        self.fd = taken.fd
+        self.held.release()
+        self.held = taken.held
 
     def release(self) -> None:
         """Unlock the file."""
         if self.is_use:
             with contextlib.suppress(OSError):  # the order of removal suffers; the lock must not stay
-                os.utime(self.fd)
-        os.close(self.fd)
+                os.utime(self.held.fd)
+        self.held.release()
 
 
 def last_used_s(directory: Path) -> float | None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from tierkv.abc.held_locks import HeldLock
 from tierkv.errors import BackendUnavailableError
 from tierkv_disk.directory.files import NotOurFileError, open_file, open_lock_file
 from tierkv_disk.directory.watch import DirectoryWatch
@@ -16,7 +17,7 @@ LOCK_NAME = "lock"
 
 
 class NamespaceLock:
-    """Exclusive use of a namespace directory, until :meth:`release` or the end of the process.
+    """Exclusive use of a namespace directory, until :meth:`release` or the end of the process, not of those it forks.
 
     The lock file of an open namespace holds the pid; its modification time is the time of the last use.
     """
@@ -35,12 +36,12 @@ class NamespaceLock:
         """
         self._is_use = is_use and note_pid
         self._path = directory / LOCK_NAME
-        self._fd = open_lock_file(self._path)
+        fd = open_lock_file(self._path)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _owner(self._fd)
-            os.close(self._fd)
+            owner = _owner(fd)
+            os.close(fd)
             is_own = owner == str(os.getpid())
             holder = "this process: close the other stack" if is_own else f"process {owner}: stop it"
             raise BackendUnavailableError(
@@ -48,15 +49,16 @@ class NamespaceLock:
                 "(one stack at a time owns a namespace of a disk tier)"
             ) from None
         except OSError:
-            os.close(self._fd)
+            os.close(fd)
             raise
         if note_pid:
             with contextlib.suppress(OSError):  # only messages use the pid; the lock is held without it
-                before = os.fstat(self._fd)
-                os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+                before = os.fstat(fd)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
                 if not is_use:
-                    os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+                    os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self._held = HeldLock(fd)
 
     def take_again(self) -> bool:
         """Create and lock the file again after it was removed. Returns False where another process has done so.
@@ -70,7 +72,7 @@ class NamespaceLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-            os.dup2(fd, self._fd, inheritable=False)
+            os.dup2(fd, self._held.fd, inheritable=False)
         except OSError:
             return False
         finally:
@@ -79,14 +81,14 @@ class NamespaceLock:
 
     def watch(self, tier: str, clock: Callable[[], float], removed_files: Callable[[], int]) -> DirectoryWatch:
         """Make a watch on the locked directory; arguments as :class:`DirectoryWatch`."""
-        return DirectoryWatch(self._path, self._fd, tier, clock, removed_files)
+        return DirectoryWatch(self._path, self._held.fd, tier, clock, removed_files)
 
     def release(self) -> None:
         """Unlock the directory."""
         if self._is_use:
             with contextlib.suppress(OSError):  # the order of removal suffers; the lock must not stay
-                os.utime(self._fd)
-        os.close(self._fd)
+                os.utime(self._held.fd)
+        self._held.release()
 
 
 def lock_owner(directory: Path) -> str | None:

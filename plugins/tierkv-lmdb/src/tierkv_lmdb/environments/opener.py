@@ -83,7 +83,7 @@ class EnvironmentOpener:
             BackendError: the lock file still exists elsewhere, another process has the directory, or it is foreign.
             OSError: the directory cannot be created.
         """
-        if os.fstat(self.lock.fd).st_nlink:
+        if os.fstat(self.lock.held.fd).st_nlink:
             raise BackendUnavailableError(
                 f"{self.directory} was moved or replaced under this process: put it back, or close the stack and open "
                 "it again"
