@@ -38,6 +38,12 @@ def test_keys_of_the_engine_are_its_own() -> None:
     assert options.stack.host.capacity == 1 << 20
 
 
+def test_the_connector_of_vllm_is_not_ours() -> None:
+    """With ``--kv-offloading-size``, vLLM looks for its own connector in the module of ours."""
+    with pytest.raises(AttributeError, match=r"remove kv_connector_module_path; for TierKVConnector, remove --kv-off"):
+        adapter.OffloadingConnector  # noqa: B018
+
+
 def test_the_defaults_are_the_safe_ones() -> None:
     """A reset reaches every tier, and a version that inspection finds fit is used; both can be said otherwise."""
     assert (read_options({"tierkv": STACK}).reset_scope, read_options({"tierkv": STACK}).strict) == ("all", False)
@@ -51,6 +57,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
         ({}, ["kv_connector_extra_config: tierkv", "missing", "stack.toml"]),
         ({"tierkw": STACK}, ["tierkw", "unknown key", "did you mean 'tierkv'?", "tierkv: missing"]),
         ({"tierkv": STACK, "host": 1}, ["host = 1", "unknown key", "allowed here: tierkv"]),
+        ({"tierkv": STACK, "cpu_bytes_to_use": 9.0}, ["cpu_bytes_to_use", "--kv-offloading-size", "host.capacity"]),
         ({"tierkv": 7}, ["tierkv = 7", "must be the path"]),
         ({"tierkv": {"host": {"capasity": 1}}}, ["kv_connector_extra_config.tierkv", "host.capasity", "capacity"]),
         ({"tierkv": STACK, "tierkv_reset_scope": "disk"}, ["tierkv_reset_scope", "disk", '"all" or "host"']),

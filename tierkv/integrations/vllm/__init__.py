@@ -41,6 +41,11 @@ _MODULES = {"TierKVConnector": "connector.connector", "TierKVSpec": "spec.spec"}
 
 def __getattr__(name: str) -> object:
     """Load a public name on first use."""
+    if name == "OffloadingConnector":
+        raise AttributeError(
+            "OffloadingConnector is vLLM's: for TierKVSpec, remove kv_connector_module_path; for TierKVConnector, "
+            "remove --kv-offloading-size, with which vLLM puts its own connector in the place of the one that is named"
+        )
     if name not in _MODULES:
         return load(__name__, _MODULES, name)  # which names those that exist
     found = load_checked(installed_version(), partial(load, __name__, _MODULES, name))

@@ -21,6 +21,7 @@ SOURCE = "kv_connector_extra_config"
 KEY = "tierkv"
 RESET_SCOPE = "tierkv_reset_scope"
 STRICT = "tierkv_strict"
+_OFFLOADING_BYTES = "cpu_bytes_to_use"
 _EXAMPLE = '{"tierkv": "/etc/tierkv/stack.toml"} or {"tierkv": {"host": {"capacity": "8GiB"}}}'
 
 
@@ -50,7 +51,7 @@ def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()
             with key, value and allowed values.
     """
     allowed = {KEY, RESET_SCOPE, STRICT, *known}
-    problems = [unknown_key(key, key, allowed, value) for key, value in extra_config.items() if key not in allowed]
+    problems = [_unknown(key, allowed, value) for key, value in extra_config.items() if key not in allowed]
     if KEY not in extra_config:
         problems.append(Problem(KEY, f"missing, and required; write for example {_EXAMPLE}"))
     scope, strict = extra_config.get(RESET_SCOPE, "all"), extra_config.get(STRICT, False)
@@ -60,6 +61,16 @@ def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()
         problems.append(Problem(STRICT, "must be true or false", strict))
     raise_problems(SOURCE, problems)
     return AdapterOptions(*_described(extra_config[KEY]), scope, strict)
+
+
+def _unknown(key: str, allowed: Collection[str], value: object) -> Problem:
+    if key != _OFFLOADING_BYTES:
+        return unknown_key(key, key, allowed, value)
+    text = (
+        "is the size of vLLM's own host memory, which vLLM adds for --kv-offloading-size: remove it there, or here; "
+        "the size of tierkv's is host.capacity of the stack"
+    )
+    return Problem(key, text, value)
 
 
 def _described(given: object) -> tuple[StackConfig, str]:
