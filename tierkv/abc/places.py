@@ -117,6 +117,37 @@ def check_private_directory(path: Path, option: str = "path") -> None:
         )
 
 
+def mount_point_of(directory: Path) -> Path:
+    """Return the directory in which the file system of an existing directory is mounted. May be called on any thread.
+
+    Args:
+        directory: of a tier.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    place = directory.resolve()
+    while place.parent.stat().st_dev == place.stat().st_dev and place != place.parent:
+        place = place.parent
+    return place
+
+
+def has_other_file_system(mount_point: Path, device: int) -> bool:
+    """Whether another file system is mounted in a place now. May be called on any thread.
+
+    A directory that is gone with its file system may be begun again there. Where none is mounted it must not: its
+    chunks would fill the file system below.
+
+    Args:
+        mount_point: as :func:`mount_point_of` found it.
+        device: number of the file system that was mounted then.
+    """
+    try:
+        return mount_point.stat().st_dev not in (device, mount_point.parent.stat().st_dev)
+    except OSError:
+        return False
+
+
 def open_private(path: str, flags: int) -> int:
     """Open a file, created with mode 0600: the ``opener`` of :func:`open`. May be called on any thread.
 

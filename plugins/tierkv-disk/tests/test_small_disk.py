@@ -151,3 +151,62 @@ with opened() as disk:
     replace(disk, kept, 9000, 1000)
 """
     run_on_small_disk(code, tmp_path, mib=6)
+
+
+REPLACED = """
+import subprocess
+from disk_support import frames
+
+def call(*command):
+    subprocess.run([*command, mount], check=True)
+
+def write_until(condition, number):
+    give_up_s = time.monotonic() + 30
+    while not condition(disk.write(frame(number))[0]):
+        assert time.monotonic() < give_up_s, disk.write(frame(number))
+        time.sleep(0.02)
+
+call("chmod", "777")
+disk = opened(segment_bytes=MIB)
+assert disk.write(frame(1)) == [None]
+"""
+
+
+def test_a_file_system_that_was_replaced_is_used(tmp_path: Path) -> None:
+    """A drive is changed under a running engine. While none is mounted, the file system below must not fill up."""
+    run_on_small_disk(
+        REPLACED
+        + """
+call("umount", "-l")
+write_until(lambda result: result is not None, 2)
+assert not list(mount.iterdir()), "chunks fill the file system below"
+assert disk.get(make_key(1)) == frame(1)[make_key(1)], "open files are read all the same"
+call("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
+write_until(lambda result: result is None, 2)
+assert disk.get(make_key(1)) is None
+assert disk.get(make_key(2)) == frame(2)[make_key(2)]
+disk.close()
+with opened(segment_bytes=MIB) as again:
+    assert list(again.scan()) == [make_key(2)]
+""",
+        tmp_path,
+        mib=16,
+    )
+
+
+def test_a_file_system_that_was_hidden_for_a_while_has_its_chunks(tmp_path: Path) -> None:
+    """Another one was mounted over it by mistake, and unmounted."""
+    run_on_small_disk(
+        REPLACED
+        + """
+call("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
+write_until(lambda result: disk.get(make_key(1)) is None, 2)
+assert disk.write(frame(3)) == [None]
+call("umount", "-l")
+write_until(lambda result: disk.get(make_key(3)) is None, 4)
+assert disk.get(make_key(4)) == frame(4)[make_key(4)]
+assert disk.get(make_key(1)) == frame(1)[make_key(1)]
+""",
+        tmp_path,
+        mib=16,
+    )

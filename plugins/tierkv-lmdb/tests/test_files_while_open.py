@@ -12,7 +12,17 @@ from typing import Any
 
 import lmdb
 import pytest
-from lmdb_support import FRAME, directory, get, key, open_at, put, run_child, write_until_stored
+from lmdb_support import (
+    FRAME,
+    directory,
+    get,
+    key,
+    open_at,
+    put,
+    run_child,
+    run_on_small_disk,
+    write_until_stored,
+)
 
 from tierkv.errors import BackendUnavailableError
 from tierkv_lmdb.directory import MARKER, read_losses
@@ -220,3 +230,54 @@ def test_a_removed_directory_that_another_program_has_made_is_left_alone(tmp_pat
             put(backend, {key(1): FRAME})
     assert [path.name for path in place.iterdir()] == ["thesis.txt"]
     backend.close()
+
+
+REPLACED = """
+import subprocess, sys
+from pathlib import Path
+from lmdb_support import FRAME, get, key, open_at, put, put_once, write_until_stored
+
+place = Path(sys.argv[1])
+backend = open_at(place)
+put(backend, {key(1): FRAME})
+def call(*command):
+    subprocess.run([*command, place.parent], check=True)
+"""
+
+
+def test_a_file_system_that_was_replaced_is_used(tmp_path: Path) -> None:
+    """A drive is changed under a running engine. While none is mounted, the file system below must not fill up."""
+    run_on_small_disk(
+        REPLACED
+        + """
+call("umount", "-l")
+for _ in range(3):
+    assert "moved or replaced" in str(put_once(backend, 2)[0])
+assert not list(place.parent.iterdir()), "chunks fill the file system below"
+call("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
+write_until_stored(backend, 2)
+assert get(backend, key(1), key(2)) == [None, FRAME]
+backend.close()
+again = open_at(place)
+assert get(again, key(1), key(2)) == [None, FRAME]
+""",
+        tmp_path,
+        mib=16,
+    )
+
+
+def test_a_file_system_that_was_hidden_for_a_while_has_its_chunks(tmp_path: Path) -> None:
+    """Another one was mounted over it by mistake, and unmounted: its files are not those that are open, and sound."""
+    run_on_small_disk(
+        REPLACED
+        + """
+call("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
+write_until_stored(backend, 2)
+call("umount", "-l")
+write_until_stored(backend, 3)
+assert get(backend, key(1), key(2), key(3)) == [FRAME, None, FRAME]
+backend.close()
+""",
+        tmp_path,
+        mib=16,
+    )

@@ -21,11 +21,11 @@ logger = plugin_logger("tierkv_disk")
 class DiskBackend:
     """Backend of one namespace, with scan and quarantine. All verbs may be called on several threads at once.
 
-    A directory that was removed with its files never comes back. The next write begins it again, empty, as an open
-    does. Until that succeeds the open files are still read.
+    A directory that was removed with its files never comes back, and one whose file system was replaced by another is
+    not waited for. The next write begins it again, as an open does. Until that succeeds the open files are still read.
 
     Args:
-        open_namespace: opens the namespace; called again after its directory was removed.
+        open_namespace: opens the namespace; called again after its directory was removed or replaced.
         clock: monotonic time in seconds.
 
     Attributes:
@@ -96,7 +96,9 @@ class DiskBackend:
             self._again_s = self._clock() + RENEWAL_S
             self.current = self._open()
             removed.close()
-            logger.warning("tier %s: %s was begun again, empty", removed.tier, removed.directory)
+            chunks = sum(1 for _ in self.current.scan())
+            found = f"with {chunks} stored chunks" if chunks else "empty"
+            logger.warning("tier %s: %s was begun again, %s", removed.tier, removed.directory, found)
             self._refusal = ""
         except (TierKVError, OSError) as error:
             if not self._refusal:

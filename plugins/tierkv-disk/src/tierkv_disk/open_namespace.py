@@ -95,12 +95,12 @@ class OpenNamespace:
         return self._directory
 
     def is_removed(self) -> bool:
-        """Whether lock and log were removed: no other process has them, and they cannot come back. At a bounded rate.
+        """Whether lock and log were removed, or another file system has their place. At a bounded rate.
 
         May be called on any thread. A lock file that was removed alone is made again.
         """
         if not self._watch.is_removed():
-            return False
+            return self._watch.has_new_place()
         if not os.path.lexists(self._directory / LOG_NAME):
             return True
         with contextlib.suppress(BackendError), self._gate.entered():  # nothing is released meanwhile

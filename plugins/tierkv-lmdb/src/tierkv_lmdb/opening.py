@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tierkv.abc import BackendContext
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import make_private_directory
+from tierkv.abc.places import make_private_directory, mount_point_of
 from tierkv.errors import BackendError, NamespaceMismatchError, TierKVError
 from tierkv_lmdb.backend import LmdbBackend
 from tierkv_lmdb.directory import (
@@ -94,7 +94,7 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
         finally:
             lock.release()
 
-    opener = EnvironmentOpener(directory, lock, context, options)
+    opener = EnvironmentOpener(directory, lock, context, options, mount_point_of(directory))
     keeper = EnvironmentKeeper(context.tier, opener, release)
     sizes = opener.sizes()
     _keep_freed_memory(sizes.transaction_bytes)

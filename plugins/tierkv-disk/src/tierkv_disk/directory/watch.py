@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
+from tierkv.abc.places import has_other_file_system, mount_point_of
 from tierkv.errors import BackendUnavailableError
 
 CHECK_S = 1.0
@@ -42,6 +43,7 @@ class DirectoryWatch:
         self._lock_fd = lock_fd
         self._identity = _identity(os.fstat(lock_fd))
         self._directory_identity = _identity(lock_file.parent.stat())
+        self._mount_point = mount_point_of(lock_file.parent)
         self._is_directory_lost = False
         self._removed_files = removed_files
         self._files_lost = 0
@@ -71,6 +73,10 @@ class DirectoryWatch:
             return os.fstat(self._lock_fd).st_nlink == 0
         except OSError:  # it was closed meanwhile, by the end of the tier or by its renewal
             return False
+
+    def has_new_place(self) -> bool:
+        """Look if it is due. Returns whether another file system is mounted where that of the directory was."""
+        return not self.look() and has_other_file_system(self._mount_point, self._directory_identity[0])
 
     def take_again(self, take: Callable[[], bool]) -> None:
         """Lock the directory again if its lock file alone was removed. take: returns whether it did, on the descriptor.
@@ -130,7 +136,8 @@ class DirectoryWatch:
             )
         return (
             f"{self._path.parent} was removed or replaced while it was in use: "
-            "put it back, or detach and attach the tier, which then starts empty; one that is gone is begun again"
+            "put it back, or detach and attach the tier, which then starts empty; one that is gone, or has another "
+            "file system mounted in its place, is begun again"
         )
 
 

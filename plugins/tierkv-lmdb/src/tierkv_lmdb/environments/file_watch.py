@@ -49,11 +49,11 @@ class FileWatch:
             data, lock = os.stat(self._data), os.stat(self._lock)  # noqa: PTH116  runs before each transaction
             lock_header = os.pread(self._lock_fd, _LOCK_HEADER_BYTES, 0)
         except (FileNotFoundError, NotADirectoryError) as error:
-            return self._absence(error)
+            return self._absence(f"a file cannot be found ({error})")
         except OSError as error:  # it may pass, and costs no chunk: the next opening checks the file
             return Trouble(f"a file cannot be looked at ({error})", is_damage=False)
         if (data.st_dev, data.st_ino) != self._data_file or (lock.st_dev, lock.st_ino) != self._lock_file:
-            return Trouble("a file was replaced", is_damage=True)
+            return self._absence("a file was replaced")
         for name, size, needed in (
             (self._data, data.st_size, data_bytes),
             (self._lock, lock.st_size, self._lock_bytes),
@@ -66,11 +66,11 @@ class FileWatch:
         self._data_bytes = data.st_size
         return None
 
-    def _absence(self, error: OSError) -> Trouble:
+    def _absence(self, what: str) -> Trouble:
         """Trouble of a file that is not there: it was removed, or went with its directory, which may return."""
         if _identity(self._directory) != self._identity:
             return Trouble("its directory is not in its place", is_damage=False)
-        return Trouble(f"a file cannot be found ({error})", is_damage=True)
+        return Trouble(what, is_damage=True)
 
     def close(self) -> None:
         """Close the descriptor of the lock file. The environment is closed."""

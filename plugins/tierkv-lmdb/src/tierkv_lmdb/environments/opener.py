@@ -10,7 +10,7 @@ import lmdb
 
 from tierkv.abc import BackendContext
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import make_private_directory
+from tierkv.abc.places import has_other_file_system, make_private_directory
 from tierkv.errors import BackendError, BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb.directory import (
@@ -47,6 +47,8 @@ class EnvironmentOpener:
     """Facts about the tier."""
     options: LmdbOptions
     """Options of the tier."""
+    mount_point: Path
+    """Directory in which its file system is mounted."""
 
     def __call__(self, release: Release, trouble: Trouble | None) -> Environment:
         """Open the environment. If its data is damaged, start empty, with a warning.
@@ -79,11 +81,14 @@ class EnvironmentOpener:
     def _take_again(self) -> None:
         """Create and lock the directory again, if it was removed with all of its files. A moved one may return.
 
+        Another file system in its place is used: the one that had the directory was unmounted.
+
         Raises:
             BackendError: the lock file still exists elsewhere, another process has the directory, or it is foreign.
             OSError: the directory cannot be created.
         """
-        if os.fstat(self.lock.held.fd).st_nlink:
+        held = os.fstat(self.lock.held.fd)
+        if held.st_nlink and not has_other_file_system(self.mount_point, held.st_dev):
             raise BackendUnavailableError(
                 f"{self.directory} was moved or replaced under this process: put it back, or close the stack and open "
                 "it again"
