@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from tierkv.logs.definitions import EVENTS, LogEvent, Rate
-from tierkv.logs.stack_log import INTERVAL_MAX_S, LOGGER
+from tierkv.logs.stack_log import CHANGES_AT_ONCE, INTERVAL_MAX_S, LOGGER
 
 LEAD = f"""\
 A stack writes one line per event to the logger `{LOGGER}`. The line is a sentence for a reader, then the fields as
@@ -20,8 +20,9 @@ the record (`record.event`, `record.tier`), for programs that write records as J
 
 The first event of each kind is written at once. A kind is an event with its tier and, for failures, its verb. Further
 ones are counted for `log.interval_s`; then one line has their number and the fields of the latest. While a failure goes
-on, its lines become rarer: each interval is twice the previous one, up to {INTERVAL_MAX_S:g} seconds. Changes of
-service keep the interval, so the last line is the present state. A stack that closes writes what is still counted.
+on, its lines become rarer: each interval is twice the previous one, up to {INTERVAL_MAX_S:g} seconds. Of
+changes of service, the first {CHANGES_AT_ONCE} are written as they happen, and the interval stays the same, so the
+last line is the present state. A stack that closes writes what is still counted.
 
 Python shows warnings of a logger that is not configured, and hides information. To see start and stop as well:
 

@@ -13,7 +13,7 @@ class Rate(Enum):
     GROWING = "growing"
     """The interval, then twice as long each time, up to an hour; the interval again after a quiet one."""
     INTERVAL = "interval"
-    """The interval: the latest line is the present state."""
+    """The interval on average, after some lines at once: each change of a state counts, and the latest line is it."""
     ONCE = "once"
     """No second line in the life of a stack."""
 
@@ -183,7 +183,7 @@ LOOKUP_LATE = _warning(
     advice="The chunks are computed. `tiers` are those at work at that moment, the one behind its deadlines first; see "
     "`tierkv_tier_read_seconds`.",
 )
-REQUESTS_WAIT = _state(
+REQUESTS_WAIT = _warning(
     "requests_wait",
     "requests wait for chunks that a tier has, and the oldest has got none for some seconds",
     *("slots", "first_reads", "age_s"),

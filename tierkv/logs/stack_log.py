@@ -25,6 +25,9 @@ INTERVAL_S = 60.0
 INTERVAL_MAX_S = 3600.0
 """Longest such time, of a kind that goes on."""
 
+CHANGES_AT_ONCE = 4
+"""Lines about changes of a state that are written at once after a quiet time; further ones are limited as others."""
+
 KINDS_MAX = 1024
 """Kinds of lines that are limited separately. Further ones share one limit per event."""
 
@@ -80,7 +83,8 @@ class _Line(NamedTuple):
 class StackLog:
     """Writes the first event of each kind, and then one line per interval with the number of those between.
 
-    A kind is an event with its tier and, for failures, its verb. Any thread. No lock is held while a line is written.
+    Of changes of a state, it writes the first :data:`CHANGES_AT_ONCE` as they happen. A kind is an event with its tier
+    and, for failures, its verb. Any thread. No lock is held while a line is written.
 
     Args:
         clock: seconds, monotonic.
@@ -135,11 +139,7 @@ class StackLog:
         self._write_all(lines)
 
     def _due(self, now_s: float) -> list[_Kind]:
-        """Return the kinds with a line to write. A tier's states come together: an outage without its end misleads.
-
-        Their next line may be written an interval after the event, not after this line. It may be much later, and would
-        hold back the next outage, too.
-        """
+        """Return the kinds with a line to write. A tier's states come together: an outage without its end misleads."""
         held_back = [(tier, state) for (_, tier, _), state in self._kinds.items() if state.suppressed]
         changed = {tier for tier, state in held_back if state.is_of_state and now_s >= state.next_s}
         return [state for tier, state in held_back if now_s >= state.next_s or (state.is_of_state and tier in changed)]
@@ -156,7 +156,7 @@ class StackLog:
                 state.number,
                 state.event,
                 _dated(state.fields, now_s - state.at_s),
-                self._begin_line(state, state.at_s if state.is_of_state else now_s) - 1,
+                self._begin_line(state, now_s) - 1,
             )
             for state in kinds
         ]
@@ -168,7 +168,7 @@ class StackLog:
             name = (event.name, "", "")
         return self._kinds.setdefault(name, _Kind(event, self._interval_s))
 
-    def _begin_line(self, state: _Kind, began_s: float) -> int:
+    def _begin_line(self, state: _Kind, now_s: float) -> int:
         """Return the number of events that the line replaces."""
         suppressed = state.suppressed
         self._num_suppressed -= suppressed
@@ -179,7 +179,8 @@ class StackLog:
             state.interval_s = max(self._interval_s, min(2 * state.interval_s, INTERVAL_MAX_S))
         else:
             state.interval_s = self._interval_s
-        state.next_s = began_s + state.interval_s
+        spare_s = (CHANGES_AT_ONCE - 1) * state.interval_s if state.is_of_state else 0.0
+        state.next_s = max(state.next_s, now_s - spare_s) + state.interval_s
         state.fields = {}
         return suppressed
 
