@@ -114,7 +114,7 @@ def test_kinds_do_not_hide_each_other(log: StackLog, caplog: pytest.LogCaptureFi
 
 
 def flap(log: StackLog, clock: ManualClock, count: int) -> None:
-    """A tier leaves and returns, a second each."""
+    """Report that a tier is out of service and in service again, a second each."""
     for _ in range(count):
         log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="gone")
         clock.advance(1.0)

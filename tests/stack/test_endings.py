@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,3 +201,23 @@ def test_a_close_without_kv_tensors_reports_the_loss(tmp_path: Path) -> None:
     with pytest.raises(EngineProtocolError, match="register_kv_caches must be called"):
         step(stack)
     assert not stack.close()
+
+
+def collect(stacks: list[Stack]) -> None:
+    """Drop the only references to stacks."""
+    stacks.clear()
+    gc.collect()
+
+
+def test_a_dropped_stack_warns_and_lets_its_tiers_go(tmp_path: Path) -> None:
+    """A dropped stack, which no call can close, kept its threads and its lock until the process ended."""
+    before, config = set(threading.enumerate()), config_of(tmp_path)
+    stacks = [opened(config)]
+    assert set(threading.enumerate()) - before
+    with pytest.warns(ResourceWarning, match=r"dropped without close\(\).*`with` block"):
+        collect(stacks)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30.0)
+        assert not thread.is_alive()
+    config["tiers"][0]["required"] = True
+    opened(config).close()

@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import time
+import warnings
 from collections.abc import Callable
 
+from tierkv.dispatch.threads.spawn import OneShot, start_thread
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.counter_watch import INTERVAL_S, CounterWatch
@@ -37,6 +40,11 @@ WAIT_MAX_S = 7 * 86_400.0
 
 CLOSED = "this stack is closed, and can neither load nor store: open another one"
 """Message of a call that begins a step, or flushes, after the close."""
+
+UNCLOSED = (
+    "a stack was dropped without close(): pending chunks are lost. Call close(), or use the stack in a `with` block"
+)
+"""Warning of a stack that was collected open."""
 
 _POLL_S = 0.001
 
@@ -100,6 +108,21 @@ class StackCore:
         loads = {names[index]: state.load() for index, state in list(self._dispatcher.states().items())}
         busy = [name for name, load in loads.items() if load.queued_ops or load.running_ops]
         return sorted(busy, key=lambda name: (-loads[name].late_ops, -loads[name].queue_age_s))
+
+    def __del__(self) -> None:
+        """Warn of a stack that is collected open, and release it: its threads and locks would stay for ever.
+
+        Any thread, at any moment, so the release is made on a thread of its own. Nothing is written back.
+        """
+        if getattr(self, "_look_s", None) is None or self._closed_with is not None or sys.is_finalizing():
+            return  # construction failed, or the stack is closed, or the process ends
+        self._closed_with = False
+        start_thread("tierkv-dropped-stack", OneShot(self._release))
+        warnings.warn(UNCLOSED, ResourceWarning, stacklevel=2)
+
+    def _release(self) -> None:
+        with contextlib.ExitStack() as releases:
+            self._add_releases(releases, self._clock())
 
     # -- step --------------------------------------------------------------------------------------------------------
 
