@@ -44,6 +44,7 @@ class CoreCounters:
     chunks_corrupt: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
     reads_failed: Counter[str] = field(default_factory=Counter)
+    reads_absent: Counter[str] = field(default_factory=Counter)
     writes_failed: Counter[str] = field(default_factory=Counter)
     events_dropped: int = 0
     events_undescribed: int = 0

@@ -52,6 +52,8 @@ COUNTERS = {
     "chunks_corrupt": "Frames that failed verification",
     "evictions": "Chunks evicted",
     "reads_failed": "Reads that failed, corruption excepted",
+    "reads_absent": "Reads of chunks that a tier was expected to have and no longer had, as after the removal of its "
+    "directory, or an eviction by its storage",
     "writes_failed": "Writes that failed",
     "events_dropped": "Chunks in cache events dropped because the engine did not take them",
     "events_undescribed": "Chunks in events without a payload, where payloads are configured",
@@ -219,7 +221,7 @@ OF_EVERY_TIER = frozenset(
 OF_LOWER_TIERS = frozenset(
     {
         *("promotions", "cascades", "cascades_dropped", "demotions", "demotions_dropped", "writes_skipped"),
-        *("reads_failed", "writes_failed", "probes"),
+        *("reads_failed", "reads_absent", "writes_failed", "probes"),
     }
 )
 """Counters of scheduler and manager that count by lower tier."""

@@ -61,6 +61,17 @@ def test_a_corrupt_frame_that_is_being_written_anew() -> None:
     core.manager.validate()
 
 
+def test_a_chunk_that_is_gone_is_counted() -> None:
+    """A removed directory was visible in two lines of the log, and in no number: hits became misses."""
+    core = make_core(slots=1, tiers=[disk()])
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    core.finish(read_one(core), OutcomeKind.ABSENT)
+    assert core.counters.reads_absent == {"disk": 1}
+    assert core.counters.reads_failed == {}
+    assert core.lower[0].presence(key, 6.0) is LookupResult.MISS
+
+
 def test_a_late_read_keeps_its_slot() -> None:
     """The deadline passed and the read runs on: the chunk is a miss at once, but its slot is not reused before the read
     has truly ended; what it then brings is ignored."""

@@ -16,6 +16,7 @@ JOINED_S = 30.0
 _GROWTH = {
     "tierkv_tier_corrupt_total": "{n} damaged frames refused",
     "tierkv_tier_failed_total": "{n} chunks failed in the backend",
+    "tierkv_reads_absent_total": "{n} chunks were gone when they were read",
     "tierkv_tier_timed_out_total": "{n} chunks missed their deadline",
     "tierkv_tier_no_space_total": "no space for {n} chunks",
     "tierkv_cascades_dropped_total": "{n} chunks not written: queue full, or out of service",

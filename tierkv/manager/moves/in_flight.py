@@ -240,6 +240,7 @@ class InFlightOps:
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
+            self._counters.reads_absent[tier.name] += 1
             if tier.forget(key, self._step.now) and tier.emits_events:
                 self._events.add(CacheEventKind.REMOVED, tier.name, key)
         elif outcome.kind is OutcomeKind.CORRUPT:
