@@ -8,13 +8,15 @@ from tierkv.scheduler.jobs.block_tables import RequestTables
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestState
-from tierkv.scheduler.requests.rules import check_hashes, refused
+from tierkv.scheduler.requests.rules import check_hashes, malformed, refused
 from tierkv.scheduler.store.plans import StorePlan
 from tierkv.scheduler.store.stores import Stores
 from tierkv.types.engine import ScheduledRequest, StepOutput
 
 DECODED_TOKENS_MAX = 64
 """Tokens that a request decodes in one step at most, drafts included. One that gets more computes its prompt."""
+
+_STEP = "build_connector_meta: give a StepOutput of ScheduledRequest entries and of ids"
 
 _ANY = 1 << 62
 """More tokens than any request has."""
@@ -68,11 +70,18 @@ class RunningRequests:
         return True
 
     def decodes(self, step: StepOutput) -> bool:
-        """Whether this step, as far as its numbers show, only decodes. To be asked once per step."""
+        """Whether this step, as far as its numbers show, only decodes. To be asked once per step.
+
+        Raises:
+            EngineProtocolError: the step is of a wrong form.
+        """
         advanced, self._advanced = self._advanced, False
-        for entry in step.scheduled:
-            if entry.num_scheduled_tokens > DECODED_TOKENS_MAX:
-                return False
+        try:
+            for entry in step.scheduled:
+                if entry.num_scheduled_tokens > DECODED_TOKENS_MAX:
+                    return False
+        except (AttributeError, TypeError) as error:
+            raise malformed(_STEP, error) from error
         return not step.preempted and (advanced or bool(step.scheduled))
 
     def may_rest(self) -> bool:
@@ -100,6 +109,14 @@ class RunningRequests:
         Raises:
             EngineProtocolError: an entry breaks a rule; names request and rule.
         """
+        try:
+            self._check(scheduled, preempted)
+        except (AttributeError, TypeError) as error:
+            raise malformed(_STEP, error) from error
+
+    def _check(self, scheduled: Sequence[ScheduledRequest], preempted: Collection[str]) -> None:
+        if not all(isinstance(request_id, str) for request_id in preempted):
+            raise TypeError("an id of a preempted request is no text")
         names: set[str] = set()
         for entry in scheduled:
             if entry.request_id in names:

@@ -122,9 +122,11 @@ class OffloadScheduler:
         """Register a request that has arrived. May be repeated.
 
         Raises:
-            EngineProtocolError: its id is empty, or that of a live request with another prompt, or of a finished one
-                whose end is not reported yet: of its load, or of its stores to an engine with ``delays_free_blocks``.
+            EngineProtocolError: its id is no text or empty, or that of a live request with another prompt, or of a
+                finished one whose end is not reported yet: of its load, or of its stores to an engine with
+                ``delays_free_blocks``; or its lengths or hashes are of a wrong form.
         """
+        rules.check_new_request(request)
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
             self._free_request_id(earlier)
@@ -314,11 +316,10 @@ class OffloadScheduler:
                 self._preempt(request_id)
             self._to_flush |= self._running.apply(step.scheduled)
         self._plan.end_step()
-        is_last = self._running.is_idle()
         if self._loads.has_streams:
-            self._loads.make_due_jobs(is_last=is_last)
+            self._loads.make_due_jobs()
             self._to_flush |= self._tables.overwrite_blocks(self._loads.take_written())
-        if is_last:
+        if self._running.is_idle():
             self._to_flush |= self._jobs.oldest_ids(self._stores.job_chunks_max)  # perhaps no step follows (S81)
         if not (self._to_flush or self._loads.has_new_jobs or self._stores.new_jobs):
             return _NO_INSTRUCTIONS

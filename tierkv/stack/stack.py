@@ -214,8 +214,12 @@ class Stack:
             Requests whose load or last store has ended, and blocks without valid data.
         """
         reported = output
-        if output.transfers:
-            self._stats.transferred(output.transfers)
+        try:
+            transfers = output.transfers
+        except AttributeError as error:
+            raise EngineProtocolError(f"update_connector_output: {output!r:.80} is no report of a worker") from error
+        if transfers:
+            self._stats.transferred(transfers)
         if self._rank_reports is not None and not output.is_empty:
             output = self._rank_reports.merge_output(output)
         rests = self._core.rests.left > 0

@@ -249,6 +249,58 @@ def test_lengths_that_are_no_whole_numbers() -> None:
         refuses(core, lambda request=request: core.scheduler.on_new_request(request), "'b'", f"{name} is 8.0")
 
 
+@pytest.mark.parametrize("request_id", [None, 17, b"a", ["a"]])
+def test_an_id_that_is_no_text(request_id: Any) -> None:
+    """A list ended the call with Python's error about hashes of lists; a number was served, and never found again."""
+    core = make_core()
+    request = SimpleNamespace(**vars(OddRequest([b"x"])) | {"request_id": request_id, "num_prompt_tokens": 12})
+    refuses(core, lambda: core.scheduler.on_new_request(request), f"{request_id!r}", "give a text")
+
+
+@pytest.mark.parametrize("hashes", [None, 1.5, 3])
+def test_hashes_that_are_no_sequence(hashes: Any) -> None:
+    """At arrival, and of a request whose id is used again."""
+    core = make_core()
+    refuses(core, lambda: core.scheduler.on_new_request(OddRequest(hashes)), "'a'", "give a sequence of bytes")
+    core.arrive(12)
+    refuses(core, lambda: core.ask(OddRequest(hashes)), "'a'", "no len()")
+
+
+@pytest.mark.parametrize("tokens", [None, "8", 8.0, [8]])
+def test_a_number_of_external_tokens_that_is_not_whole(tokens: Any) -> None:
+    """None is what an engine passes on that takes a deferred answer for an answer."""
+    core = make_core()
+    request = core.arrive(9)
+    core.put(core.truth.keys(request))
+    assert core.ask(request) == 8
+    update = core.scheduler.update_state_after_alloc
+    refuses(core, lambda: update(request, [blocks([1, 2])], tokens), "'a'", f"{tokens!r} external tokens")
+    for tables in (7, [7], [[7, 8]], [[None, None]]):
+        refuses(core, lambda tables=tables: update(request, tables, 8), "'a'", "block tables")
+    update(request, [blocks([1, 2])], 8)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(StepOutput(entry().scheduled[0]), id="no tuple"),  # type: ignore[arg-type]  # what a stranger writes
+        pytest.param(StepOutput((("a", 0, 8),)), id="plain tuples"),  # type: ignore[arg-type]
+        pytest.param(entry(scheduled="8"), id="text"),  # type: ignore[arg-type]
+        pytest.param(entry(ids=5), id="no tables"),
+        pytest.param(entry(ids=(5,)), id="no table"),
+        pytest.param(StepOutput((), (7,)), id="number preempted"),  # type: ignore[arg-type]
+        pytest.param(StepOutput((), 7), id="no set of preempted"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_step_of_a_wrong_form(step: StepOutput) -> None:
+    """Refused whole, and the engine's next step works."""
+    core = make_core()
+    core.arrive(8)
+    refuses(core, lambda: core.scheduler.build_connector_meta(step), "build_connector_meta: give a StepOutput")
+    (job,) = core.scheduler.build_connector_meta(entry()).stores
+    core.report(job.job_id)
+
+
 def test_calls_out_of_order() -> None:
     """An engine that allocates what it was not offered, or computes while a load fills its blocks."""
     core = make_core()

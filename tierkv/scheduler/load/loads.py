@@ -27,6 +27,7 @@ from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.scheduler.requests.rules import malformed
 from tierkv.types.engine import BlockTables
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -110,7 +111,10 @@ class Loads:
                 changed.
         """
         local_tokens = record.computed_tokens
-        plan = plan_load(record, self._geometry, blocks, local_tokens, external_tokens, self._chunks_max)
+        try:
+            plan = plan_load(record, self._geometry, blocks, local_tokens, external_tokens, self._chunks_max)
+        except (AttributeError, TypeError) as error:
+            raise malformed(f"request {record.ctx.request_id!r}, block tables", error) from error
         end = local_tokens + external_tokens
         self._lookups.renew_gathered(record)
         gathered = self._gathered_keys(record, plan)
@@ -178,19 +182,14 @@ class Loads:
             if stream.plan.reads_late:
                 stream.check_blocks(min(len(stream.segment), self._chunks_max))
 
-    def make_due_jobs(self, *, is_last: bool) -> None:
-        """Make the jobs that are due.
-
-        is_last: possibly no step follows, and all jobs in flight are flushed in this one.
-        """
+    def make_due_jobs(self) -> None:
+        """Make the jobs that are due."""
         for stream in list(self._streams.values()):
             if stream.is_sent:
                 continue
             passage = self._gather_segment(stream)
             if stream.state is StreamState.GATHERING or self._is_rest_ready(stream, passage):
                 self._send_arrived(stream, passage)
-            elif is_last and not stream.num_pending:
-                self._send_segment(stream)
             if not stream.is_sent:
                 self._gather_segment(stream)
 
@@ -233,10 +232,14 @@ class Loads:
             self._send_segment(stream, keys, grant.slots, grant.sources)
 
     def _is_rest_ready(self, stream: Stream, passage: Passage | None) -> bool:
-        """Whether one job can send all that is left. Then it need not wait for the one in flight: no other follows."""
-        if passage is None or not passage.ready:
-            return False
-        return stream.num_pending == len(passage.keys) <= min(self._chunks_max, stream.num_checked)
+        """Whether one job can send all that is left. Then it need not wait for the one in flight: no other follows.
+
+        It is also ready where no chunk is left, and the last job only names the void ones.
+        """
+        if passage is None:
+            return not stream.num_pending
+        sends_all = stream.num_pending == len(passage.keys) <= min(self._chunks_max, stream.num_checked)
+        return passage.ready and sends_all
 
     @staticmethod
     def _front_chunks(passage: Passage) -> int:

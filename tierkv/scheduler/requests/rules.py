@@ -17,6 +17,11 @@ def refused(request_id: str, why: str) -> EngineProtocolError:
     return EngineProtocolError(f"request {request_id!r}{why}", request_id=request_id)
 
 
+def malformed(what: str, error: Exception) -> EngineProtocolError:
+    """Error of an argument of a wrong form, found by an ``error`` of Python before anything changed."""
+    return EngineProtocolError(f"{what}: {error}")
+
+
 HASHES_CHECKED_MAX = 8_192
 """Hashes of a prompt that one call checks: a millisecond's work. Of a longer prompt, later calls check the rest."""
 
@@ -64,10 +69,15 @@ def check_same_request(record: RequestRecord, request: Request) -> None:
         raise refused(record.ctx.request_id, " has finished and still has transfers in flight: use another id")
     if request is record.request:
         return
-    known, hashes = record.request.block_hashes, request.block_hashes
-    shared = min(len(known), len(hashes))
-    is_shorter = request.num_prompt_tokens < record.request.num_prompt_tokens
-    if is_shorter or (shared and known[shared - 1] != hashes[shared - 1]):
+    known = record.request.block_hashes
+    try:
+        hashes = request.block_hashes
+        shared = min(len(known), len(hashes))
+        is_shorter = request.num_prompt_tokens < record.request.num_prompt_tokens
+        differs = shared and known[shared - 1] != hashes[shared - 1]
+    except (AttributeError, TypeError, LookupError) as error:
+        raise malformed(f"request {record.ctx.request_id!r}", error) from error
+    if is_shorter or differs:
         why = " is alive, and came again with another prompt: give each request its own id, or report its end first"
         raise refused(record.ctx.request_id, why)
 
@@ -85,16 +95,21 @@ def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
 
 
 def check_new_request(request: Request) -> None:
-    """Check the id of a new request, and its lengths: all that follows counts with them.
+    """Check the id of a new request, its lengths, and whether it has hashes: all that follows counts with them.
 
     Raises:
-        EngineProtocolError: the id is empty, or a length is no whole number.
+        EngineProtocolError: the id is no text, or empty; a length is no whole number; or the hashes are no sequence.
     """
-    if request.request_id == NO_REQUEST:
+    request_id = getattr(request, "request_id", None)
+    if not isinstance(request_id, str):
+        raise EngineProtocolError(f"the id of a request is {request_id!r:.80}: give a text")
+    if request_id == NO_REQUEST:
         raise EngineProtocolError("a request has an empty id: give each its own", request_id=NO_REQUEST)
     for name in ("num_tokens", "num_prompt_tokens"):
-        if not hasattr(length := getattr(request, name), "__index__"):
-            raise refused(request.request_id, f": {name} is {length!r:.80}: give a whole number")
+        if not hasattr(length := getattr(request, name, None), "__index__"):
+            raise refused(request_id, f": {name} is {length!r:.80}: give a whole number")
+    if not hasattr(hashes := getattr(request, "block_hashes", None), "__len__"):
+        raise refused(request_id, f": block_hashes is {hashes!r:.80}: give a sequence of bytes")
 
 
 def check_computed(request: Request, num_computed_tokens: int) -> None:
@@ -114,13 +129,15 @@ def check_allocation(record: RequestRecord, geometry: Geometry, blocks: BlockTab
     """Check that an engine takes what it was offered.
 
     Raises:
-        EngineProtocolError: a load still runs, fewer tokens than 0 or more than were offered, a part of them where a
-            group has a window, or tables of another number of groups.
+        EngineProtocolError: a load still runs, a number of tokens that is no whole one, below 0 or above what was
+            offered, a part of them where a group has a window, or tables of another number of groups.
     """
     name = record.ctx.request_id
     if record.state is RequestState.LOADING:
         raise refused(name, " was allocated again before its load had ended")
     offered = record.lookup.hit_tokens if record.state is RequestState.OFFERED else 0
+    if not hasattr(num_external_tokens, "__index__"):
+        raise refused(name, f": {num_external_tokens!r:.80} external tokens: give a whole number")
     if num_external_tokens < 0:
         raise refused(name, f": {num_external_tokens} external tokens: give 0 or more")
     if num_external_tokens > offered:
@@ -133,5 +150,7 @@ def check_allocation(record: RequestRecord, geometry: Geometry, blocks: BlockTab
             f": {num_external_tokens} of {offered} offered tokens were taken, but a part would need a window that was "
             "not gathered: take all of them or none",
         )
+    if not hasattr(blocks, "__len__"):
+        raise refused(name, f": block tables are {blocks!r:.80}: give one table per group")
     if len(blocks) != len(geometry.groups):
         raise refused(name, f": block tables of {len(blocks)} groups, the engine has {len(geometry.groups)}")
