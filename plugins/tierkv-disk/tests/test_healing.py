@@ -226,3 +226,28 @@ def test_a_limit_of_file_sizes_costs_no_stored_chunk(place: Path) -> None:
             stack.settle()
         assert stack.stack.tiers.health()[TESTED].writable
         assert [stack.load_cold(prompt) for prompt in [*stored, Prompt(25, 4)]] == [4] * 5
+
+
+def test_without_descriptors_it_keeps_its_size(open_disk: OpenDisk, caplog: pytest.LogCaptureFixture) -> None:
+    """A program that runs out of descriptors needs none for the open files: new chunks replace old ones in them.
+
+    The tier once failed each write, and left service, though it could be read.
+    """
+    disk = open_disk(capacity_bytes=4 << 20)
+    disk.put(frames(0))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        number = 1
+        while (result := disk.write(frames(number))[0]) is None:
+            number += 1
+        assert isinstance(result, OutOfSpaceError), result
+        assert "no file can be added" in str(result)
+        disk.delete([make_key(0)])
+        assert disk.write(frames(number)) == [None]
+        assert disk.read([make_key(number)]) == list(frames(number).values())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "cannot grow beyond" in caplog.text
+    assert "Too many open files" in caplog.text
+    assert disk.write(frames(number + 1)) == [None], "the tier grows again at once"

@@ -9,8 +9,20 @@ from tierkv.errors import BackendError, OutOfSpaceError, TierKVError
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The device, the user's quota, or the process's file size limit is exhausted."""
 
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""This process, or the machine, can open no further file at present."""
+
 BAD_MEDIUM = frozenset({errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EILSEQ, errno.EUCLEAN, errno.EREMOTEIO})
 """The place itself failed; other errors, such as a file system turned read-only, say nothing about the place."""
+
+
+LIMITS = "free space, min_free_bytes, directory_bytes_max or a quota"
+"""Causes that keep a tier smaller than its capacity, for messages."""
+
+
+def growth_error(error: OSError) -> OSError:
+    """Return the error of a tier that cannot grow. Without descriptors, evicting makes room in the open files."""
+    return OutOfSpaceError(f"no file can be added: {error}") if error.errno in NO_FILES else error
 
 
 def as_tier_error(error: OSError, what: str, *, tier: str, key: bytes | None = None) -> TierKVError:

@@ -24,7 +24,7 @@ from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, Tier
 from tierkv.types.keys import Key
 from tierkv_disk.directory.layout import LOG_NAME
 from tierkv_disk.extents import PAGE_BYTES, RANK_BITS, RANK_MASK, SIZE_MASK, Run, pages_for, rows_of, segment_of
-from tierkv_disk.failures import BAD_MEDIUM, NO_SPACE, as_tier_error
+from tierkv_disk.failures import BAD_MEDIUM, LIMITS, NO_FILES, NO_SPACE, as_tier_error, growth_error
 from tierkv_disk.gate import CallGate
 from tierkv_disk.log.group_commit import GroupCommit
 from tierkv_disk.log.index_log import (
@@ -320,14 +320,14 @@ class OpenNamespace:
         try:
             grown = self._segments.grow(log_reserve(self._commits.log_bytes, len(self._table.entries)))
         except OSError as error:
-            if error.errno not in NO_SPACE or self._table.free_pages < pages:
-                self._note_growth(None)
-                raise
-            grown = None
+            self._note_growth(None, LIMITS if error.errno in NO_SPACE else str(error))
+            if error.errno not in NO_SPACE | NO_FILES or self._table.free_pages < pages:
+                raise growth_error(error) from None
+            return None
         self._note_growth(grown)
         return grown
 
-    def _note_growth(self, grown: Run | None) -> None:
+    def _note_growth(self, grown: Run | None, why: str = LIMITS) -> None:
         """Set the time of the next attempt, and log once that the tier is full below its capacity."""
         self._grow_again_s = self._clock() + GROWTH_RETRY_S if grown is None else 0.0
         if grown is not None:
@@ -335,9 +335,9 @@ class OpenNamespace:
         elif self._segments.wants_more and not self._is_full:
             self._is_full = True
             logger.warning(
-                "tier %s: %s cannot grow beyond %d bytes, less than its capacity (free space, min_free_bytes, "
-                "directory_bytes_max or a quota): chunks are evicted, and it grows when there is room again",
-                self._tier, self._directory, self._segments.size_bytes,
+                "tier %s: %s cannot grow beyond %d bytes, less than its capacity (%s): "
+                "chunks are evicted, and it grows when there is room again",
+                self._tier, self._directory, self._segments.size_bytes, why,
             )  # fmt: skip
 
     def _put(self, stored: Sequence[StoredFrame]) -> None:
