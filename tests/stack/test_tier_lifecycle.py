@@ -325,7 +325,17 @@ def test_a_tier_without_a_thread_is_refused(tmp_path: Path, monkeypatch: pytest.
 
         with monkeypatch.context() as patch:
             patch.setattr(stack._core.wiring.dispatcher, "_open_lane", none_left)
+            patch.setattr(stack._core.wiring.changes._unused, "_spawn", none_left)
             stack.build_connector_meta(StepOutput())
+            (refused,) = stack._core.wiring.changes._unused.waiting
+            closed = threading.Event()
+            patch.setattr(refused.backend, "close", closed.set)
+            stack.build_connector_meta(StepOutput())
+            assert not closed.is_set()
+            patch.undo()
+            patch.setattr(refused.backend, "close", closed.set)
+            stack.build_connector_meta(StepOutput())
+            assert closed.wait(30.0), "a tier that stays open is locked until the engine ends"
         with pytest.raises(EngineProtocolError, match="can't start new thread"):
             change.wait(1.0)
         assert stack.tiers.names == ("first",)

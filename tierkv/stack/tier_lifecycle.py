@@ -38,7 +38,7 @@ from tierkv.manager.lower.tier_list import is_ours
 from tierkv.manager.manager import OffloadManager
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.stack.tier_factory import TierFactory, dispatch_limits, held_by, share_host_slots
-from tierkv.stack.timed_opening import AbsentTier, close_backend, open_within
+from tierkv.stack.timed_opening import AbsentTier, UnusedTiers, close_backend, open_within
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 
@@ -156,6 +156,7 @@ class TierChanges:
         """Changes that the engine's thread has not made yet."""
         self._detaching: dict[int, _Detaching] = {}
         self._is_closed = False
+        self._unused = UnusedTiers(runtime.spawn)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -287,6 +288,8 @@ class TierChanges:
         """Forget detached tiers and link opened ones, without waiting. Costs nothing where nothing changes."""
         if self._absent:
             self._try_absent()
+        if self._unused.waiting:
+            self._unused.close_waiting()
         # In this order: a tier's last operations are submitted, and refused, before the tier is forgotten.
         if self._detaching:
             for index in self._dispatcher.take_detached():
@@ -333,10 +336,7 @@ class TierChanges:
                 return
             item.change.settle(EngineProtocolError("the stack was closed before a step could do it"))
             if isinstance(item, _Attachment):
-                self._close_unused(item.tier)
-
-    def _close_unused(self, tier: Tier) -> None:
-        self._runtime.spawn(f"tierkv-{tier.name}-close", OneShot(partial(close_backend, tier.backend)))
+                self._unused.close(item.tier)
 
     def _attach_now(self, item: _Attachment) -> None:
         index, name = item.table.index, item.tier.name
@@ -351,7 +351,7 @@ class TierChanges:
                 self._manager.forget(self._manager.detach(name))
                 raise
         except BaseException:
-            self._close_unused(item.tier)
+            self._unused.close(item.tier)
             raise
         self._share_host_slots()
         if item.absent is None:

@@ -7,15 +7,17 @@ A tier that could not be opened is *absent*: the stack serves without it and tri
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from tierkv.abc import AsyncBackend, Backend
 from tierkv.config.resolving import ResolvedTier
-from tierkv.dispatch.threads.spawn import OneShot, start_thread
+from tierkv.dispatch.threads.spawn import OneShot, Spawn, start_thread
 from tierkv.errors import DeadlineExceededError
 from tierkv.logs.definitions import TIER_OPENED_LATE
 from tierkv.logs.stack_log import StackLog
@@ -179,3 +181,31 @@ def close_backend(backend: Backend | AsyncBackend) -> None:
     result = backend.close()
     if inspect.iscoroutine(result):
         asyncio.run(result)
+
+
+class UnusedTiers:
+    """Opened tiers that no stack uses. Each is closed on a thread of its own: until then it stays locked.
+
+    Args:
+        spawn: starts the threads.
+
+    Attributes:
+        waiting: tiers for which no thread could be started.
+    """
+
+    def __init__(self, spawn: Spawn) -> None:
+        self._spawn = spawn
+        self.waiting: deque[Tier] = deque()
+
+    def close(self, tier: Tier) -> None:
+        """Close a tier, without waiting."""
+        self.waiting.append(tier)
+        self.close_waiting()
+
+    def close_waiting(self) -> None:
+        """Close the tiers that wait, as far as threads can be started at present."""
+        with contextlib.suppress(IndexError, RuntimeError):  # another thread may close a late tier at the same time
+            while True:
+                tier = self.waiting[0]
+                self._spawn(f"tierkv-{tier.name}-close", OneShot(partial(close_backend, tier.backend)))
+                self.waiting.remove(tier)

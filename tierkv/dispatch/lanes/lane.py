@@ -61,6 +61,9 @@ class ThreadLane:
         queue_ops_max: operations that may wait.
         done: receives finished tickets.
         spawn: starts the threads.
+
+    Raises:
+        RuntimeError: no thread can be started.
     """
 
     def __init__(self, tier: Tier, threads: int, queue_ops_max: int, done: deque[Ticket], spawn: Spawn) -> None:
@@ -68,15 +71,32 @@ class ThreadLane:
         self.close_error = ""
         self.tickets = TicketQueue(queue_ops_max)
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._done = done
         self._spawn = spawn
-        self._workers: list[Handle] = [
-            spawn(f"tierkv-{tier.name}-{number}", IoWorker(tier, self.tickets, self._tokens, done))
-            for number in range(threads)
-        ]
+        self._threads = threads
+        self._workers: list[Handle] = []
+        self._start_workers()
         self._closer: Handle | None = None
+
+    def _start_workers(self) -> None:
+        """Start the threads that are missing. Where the system refuses one, those that run are enough for now.
+
+        Raises:
+            RuntimeError: no thread runs, and none can be started.
+        """
+        while len(self._workers) < self._threads:
+            worker = IoWorker(self.tier, self.tickets, self._tokens, self._done)
+            try:
+                self._workers.append(self._spawn(f"tierkv-{self.tier.name}-{len(self._workers)}", worker))
+            except RuntimeError:
+                if not self._workers:
+                    raise
+                return
 
     def offer(self, ticket: Ticket) -> bool:
         """Queue a ticket and wake one thread; False if the queue is full."""
+        if len(self._workers) < self._threads:
+            self._start_workers()
         if not self.tickets.put(ticket):
             return False
         self._tokens.put(True)  # noqa: FBT003 - the queue's own signature
