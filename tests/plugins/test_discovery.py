@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import resource
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -229,6 +231,20 @@ class TestBrokenPlugins:
         registry = load_plugins()
         assert "foo" in registry.backends
         assert only_broken(registry, "wrecked").distribution == "wrecked"
+
+    def test_packages_that_cannot_be_read_are_told_in_one_line(self) -> None:
+        """A program without descriptors reads no package: each was listed, as "?", and the cause was not named."""
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            registry = load_plugins()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with pytest.raises(PluginError) as refused:
+            registry.require_backend("disk")
+        message = str(refused.value)
+        assert re.search(r"broken: \d+ packages that cannot be read \(OSError: .*Too many open files", message), message
+        assert "?" not in message
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
         """Ctrl-C during a slow import belongs to the user, not to the list of broken plugins."""

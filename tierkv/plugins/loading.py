@@ -23,7 +23,7 @@ from tierkv._version import __version__
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.errors import PluginError, SpiVersionError
 from tierkv.plugins.calls import PLUGIN_FAULTS, registered_values
-from tierkv.plugins.origins import BrokenPlugin, Origin, Registered
+from tierkv.plugins.origins import UNREAD_NAME, BrokenPlugin, Origin, Registered
 from tierkv.plugins.registry import Observe, PluginRegistry
 
 EntryPoint = importlib.metadata.EntryPoint
@@ -184,9 +184,9 @@ def _discover(entry_points: Callable[..., Iterable[EntryPoint]]) -> tuple[list[E
 def _each_distribution() -> Iterator[EntryPoint | BrokenPlugin]:
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
-        name = "?"
+        name = UNREAD_NAME
         try:
-            name = distribution.name or "?"
+            name = distribution.name or UNREAD_NAME
             if name in seen:  # hidden by an earlier directory of sys.path
                 continue
             seen.add(name)

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from tierkv.errors import PluginError
 
 T = TypeVar("T")
+UNREAD_NAME = "?"
+"""Name of a plugin whose package cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pluggy
 from tierkv.abc.plugin import BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.errors import PluginError
 from tierkv.plugins.calls import PLUGIN_FAULTS, registered_values
-from tierkv.plugins.origins import BrokenPlugin, Origin, Registered
+from tierkv.plugins.origins import UNREAD_NAME, BrokenPlugin, Origin, Registered
 from tierkv.types.cache_events import CacheEvent
 
 Observe = Callable[..., object]
@@ -119,8 +119,10 @@ class PluginRegistry:
         ):  # a slip must not fetch a foreign package
             parts.append(f"if a plugin provides it: pip install tierkv-{name.lower().replace('_', '-')}")
         if self.broken:
-            names = ", ".join(broken.name for broken in self.broken)
-            parts.append(f"installed but broken: {names} (`tierkv plugins` says why)")
+            unread = [broken for broken in self.broken if broken.name == UNREAD_NAME]
+            names = [broken.name for broken in self.broken if broken.name != UNREAD_NAME]
+            names += [f"{len(unread)} packages that cannot be read ({unread[0].error})"] if unread else []
+            parts.append(f"installed but broken: {', '.join(names)} (`tierkv plugins` says why)")
         raise PluginError("; ".join(part for part in parts if part))
 
 
