@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.jobs.block_tables import RequestTables
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestState
-from tierkv.scheduler.requests.rules import check_hashes, malformed, refused
+from tierkv.scheduler.requests.rules import check_hashes, refused
 from tierkv.scheduler.store.plans import StorePlan
 from tierkv.scheduler.store.stores import Stores
 from tierkv.types.engine import ScheduledRequest, StepOutput
@@ -81,7 +82,7 @@ class RunningRequests:
                 if entry.num_scheduled_tokens > DECODED_TOKENS_MAX:
                     return False
         except (AttributeError, TypeError) as error:
-            raise malformed(_STEP, error) from error
+            raise EngineProtocolError(f"{_STEP}: {error}") from error
         return not step.preempted and (advanced or bool(step.scheduled))
 
     def may_rest(self) -> bool:
@@ -112,7 +113,7 @@ class RunningRequests:
         try:
             self._check(scheduled, preempted)
         except (AttributeError, TypeError) as error:
-            raise malformed(_STEP, error) from error
+            raise EngineProtocolError(f"{_STEP}: {error}") from error
 
     def _check(self, scheduled: Sequence[ScheduledRequest], preempted: Collection[str]) -> None:
         if not all(isinstance(request_id, str) for request_id in preempted):

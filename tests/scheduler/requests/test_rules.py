@@ -53,6 +53,8 @@ def refuses(core: Core, call: Callable[[], object], *words: str) -> None:
     before = state_of(core)
     with pytest.raises(EngineProtocolError) as error:
         call()
+    if words[0].startswith("'"):
+        assert f"'{error.value.request_id}'" == words[0]  # a caller that drops the request needs its id
     assert all(word in str(error.value) for word in words), str(error.value)
     assert state_of(core) == before
     core.scheduler.validate()

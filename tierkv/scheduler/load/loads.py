@@ -27,7 +27,7 @@ from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
-from tierkv.scheduler.requests.rules import malformed
+from tierkv.scheduler.requests.rules import refused
 from tierkv.types.engine import BlockTables
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -114,7 +114,7 @@ class Loads:
         try:
             plan = plan_load(record, self._geometry, blocks, local_tokens, external_tokens, self._chunks_max)
         except (AttributeError, TypeError) as error:
-            raise malformed(f"request {record.ctx.request_id!r}, block tables", error) from error
+            raise refused(record.ctx.request_id, f", block tables: {error}") from error
         end = local_tokens + external_tokens
         self._lookups.renew_gathered(record)
         gathered = self._gathered_keys(record, plan)

@@ -17,11 +17,6 @@ def refused(request_id: str, why: str) -> EngineProtocolError:
     return EngineProtocolError(f"request {request_id!r}{why}", request_id=request_id)
 
 
-def malformed(what: str, error: Exception) -> EngineProtocolError:
-    """Error of an argument of a wrong form, found by an ``error`` of Python before anything changed."""
-    return EngineProtocolError(f"{what}: {error}")
-
-
 HASHES_CHECKED_MAX = 8_192
 """Hashes of a prompt that one call checks: a millisecond's work. Of a longer prompt, later calls check the rest."""
 
@@ -76,7 +71,7 @@ def check_same_request(record: RequestRecord, request: Request) -> None:
         is_shorter = request.num_prompt_tokens < record.request.num_prompt_tokens
         differs = shared and known[shared - 1] != hashes[shared - 1]
     except (AttributeError, TypeError, LookupError) as error:
-        raise malformed(f"request {record.ctx.request_id!r}", error) from error
+        raise refused(record.ctx.request_id, f": {error}") from error
     if is_shorter or differs:
         why = " is alive, and came again with another prompt: give each request its own id, or report its end first"
         raise refused(record.ctx.request_id, why)
