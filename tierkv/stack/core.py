@@ -112,10 +112,13 @@ class StackCore:
     def __del__(self) -> None:
         """Warn of a stack that is collected open, and release it: its threads and locks would stay for ever.
 
-        Any thread, at any moment, so the release is made on a thread of its own. Nothing is written back.
+        Any thread, at any moment, so the release is made on a thread of its own. Nothing is written back. Simulated
+        threads end with their executor.
         """
         if getattr(self, "_look_s", None) is None or self._closed_with is not None or sys.is_finalizing():
             return  # construction failed, or the stack is closed, or the process ends
+        if self.wiring.spawn is not start_thread:
+            return
         self._closed_with = False
         start_thread("tierkv-dropped-stack", OneShot(self._release))
         warnings.warn(UNCLOSED, ResourceWarning, stacklevel=2)

@@ -19,6 +19,7 @@ from tierkv.config.schema import StackConfig
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.threads.copy_pool import CopyPool
 from tierkv.dispatch.threads.runtime import Runtime
+from tierkv.dispatch.threads.spawn import Spawn
 from tierkv.errors import BackendError, ConfigError, NamespaceMismatchError
 from tierkv.frames.frame import PARTS_MAX
 from tierkv.frames.sealer import FrameSealer
@@ -142,6 +143,8 @@ class StackWiring:
     """Log of the stack."""
     rest_steps_max: int
     """Steps in a row that may leave the tiers alone."""
+    spawn: Spawn
+    """Starts threads."""
 
 
 def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
@@ -295,6 +298,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
         shared=opened.shared,
         population=opened.population,
         setup=_worker_setup(plan, opened),
+        spawn=plan.runtime.spawn,
         namespace=plan.namespace,
         geometry=plan.geometry,
         counters=plan.counters,
