@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -221,3 +223,25 @@ def test_a_dropped_stack_warns_and_lets_its_tiers_go(tmp_path: Path) -> None:
         assert not thread.is_alive()
     config["tiers"][0]["required"] = True
     opened(config).close()
+
+
+def test_a_forked_process_leaves_the_stack_alone(tmp_path: Path) -> None:
+    """It would wait for threads that it does not have, and tell its user of chunks that are not its own."""
+    config = config_of(tmp_path)
+    config["tiers"][0]["required"] = True
+    script = f"""
+import gc, os, sys, threading, warnings
+import tierkv
+from tierkv.types.engine import EngineSpec, GroupSpec
+stack = tierkv.open_stack({config!r}, EngineSpec("m", "float32", (GroupSpec(16, (64,)),), 16))
+if not os.fork():
+    del stack
+    gc.collect()
+    os._exit(threading.active_count() != 1)
+status = os.wait()[1]
+stack.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    command = [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -96,6 +96,7 @@ class StackCore:
             wiring.arena.num_slots, clock, wiring.rest_steps_max,
         )  # fmt: skip
         """Steps that leave the tiers alone."""
+        self._pid = os.getpid()
         self._closed_with: bool | None = None  # the answer of the first close
         self._is_closed = False  # from the end of its write-back on
         self.watch = CounterWatch(wiring.counters, wiring.log, wiring.manager.passages.waiting, self._busy_tiers)
@@ -113,11 +114,11 @@ class StackCore:
         """Warn of a stack that is collected open, and release it: its threads and locks would stay for ever.
 
         Any thread, at any moment, so the release is made on a thread of its own. Nothing is written back. Simulated
-        threads end with their executor.
+        threads end with their executor. A process made by ``os.fork`` has neither its threads nor its locks.
         """
         if getattr(self, "_look_s", None) is None or self._closed_with is not None or sys.is_finalizing():
             return  # construction failed, or the stack is closed, or the process ends
-        if self.wiring.spawn is not start_thread:
+        if self.wiring.spawn is not start_thread or self._pid != os.getpid():
             return
         self._closed_with = False
         start_thread("tierkv-dropped-stack", OneShot(self._release))
