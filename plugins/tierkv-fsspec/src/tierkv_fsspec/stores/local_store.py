@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tierkv.abc.places import make_private_directory
+from tierkv.abc.places import has_other_file_system, make_private_directory, mount_point_of
 from tierkv_fsspec.stores.store import (
     FOLDER_CHARS,
     HEAD_BYTES,
@@ -43,7 +43,8 @@ class LocalStore:
     """Objects as files below ``root``. Opening, and writes from time to time, remove temporary files of dead writers.
 
     A writer holds a lock on its temporary file until it is renamed; the system ends the lock with the process. A link,
-    a directory or a pipe in place of an object counts as absent.
+    a directory or a pipe in place of an object counts as absent. A directory that was removed is made again, but not
+    where its file system was unmounted: objects would fill the one below the mount point.
 
     Args:
         root: directory of the objects.
@@ -61,6 +62,7 @@ class LocalStore:
     ) -> None:
         self._root = root
         self._temporary = root / TEMPORARY
+        self._mounted = _mounted_at(root)
         self._clock = clock
         self._monotonic = monotonic
         self._first_seen_s: dict[str, float] = {}
@@ -110,7 +112,7 @@ class LocalStore:
     def write(self, name: str, data: memoryview) -> None:
         """Write a temporary file, flush it, rename it."""
         with self._written(data) as temporary:
-            _with_parent(self._root / name, temporary.replace)
+            self._with_parent(self._root / name, temporary.replace)
 
     def create(self, name: str, data: bytes | memoryview) -> bool:
         """Write a temporary file, flush it, link it: the link fails if the name exists.
@@ -119,7 +121,7 @@ class LocalStore:
         """
         with self._written(memoryview(data)) as temporary:
             try:
-                _with_parent(self._root / name, lambda target: os.link(temporary, target))
+                self._with_parent(self._root / name, lambda target: os.link(temporary, target))
             except FileExistsError:
                 return False
             except OSError as error:
@@ -127,7 +129,7 @@ class LocalStore:
                     raise
                 if os.path.lexists(self._root / name):
                     return False
-                _with_parent(self._root / name, temporary.replace)
+                self._with_parent(self._root / name, temporary.replace)
         return True
 
     def delete(self, name: str) -> None:
@@ -166,7 +168,7 @@ class LocalStore:
         """Write and flush a temporary file. It is locked, and removed at the end if it still has its name."""
         self._sweep_if_due()
         temporary = self._temporary / uuid.uuid4().hex
-        fd = _with_parent(temporary, lambda path: os.open(path, _NEW, 0o600))
+        fd = self._with_parent(temporary, lambda path: os.open(path, _NEW, 0o600))
         try:
             with contextlib.suppress(OSError):  # a file system without locks: the age decides
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,6 +180,22 @@ class LocalStore:
         finally:
             temporary.unlink(missing_ok=True)
             os.close(fd)
+
+    def _with_parent(self, path: Path, action: Callable[[Path], T]) -> T:
+        """Run an action that needs the parent directory; create that directory only if the action fails without it.
+
+        Raises:
+            OSError: of the action; ENODEV: the file system of the directory is not mounted.
+        """
+        try:
+            return action(path)
+        except FileNotFoundError:
+            now = _mounted_at(path.parent)
+            if self._mounted and now and now != self._mounted and not has_other_file_system(*self._mounted):
+                missing = f"the file system of {self._mounted[0]} is not mounted: mount it again"
+                raise OSError(errno.ENODEV, missing, str(path)) from None
+            make_private_directory(path.parent, "url")
+            return action(path)
 
     def _sweep_if_due(self) -> None:
         now_s = self._monotonic()
@@ -246,10 +264,10 @@ def _is_abandoned(path: Path, *, by_age: bool) -> bool:
     return True
 
 
-def _with_parent(path: Path, action: Callable[[Path], T]) -> T:
-    """Run an action that needs the parent directory; create that directory only if the action fails without it."""
+def _mounted_at(directory: Path) -> tuple[Path, int] | None:
+    """Mount point and number of the file system that a directory is in, or will be made in. None: unknown."""
     try:
-        return action(path)
-    except FileNotFoundError:
-        make_private_directory(path.parent, "url")
-        return action(path)
+        place = next(place for place in (directory, *directory.parents) if place.is_dir())
+        return mount_point_of(place), place.stat().st_dev
+    except OSError:
+        return None
