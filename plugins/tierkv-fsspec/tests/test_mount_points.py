@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from fsspec_support import CHILD_TIMEOUT_S
+from fsspec_support import CHILD_TIMEOUT_S, get, key, open_at, put
 
 CODE = """
 import subprocess, sys
@@ -51,3 +52,18 @@ def test_a_file_system_that_is_not_mounted_is_waited_for(tmp_path: Path) -> None
         [*command, program, str(tmp_path)], capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_a_link_to_another_file_system_is_followed(tmp_path: Path) -> None:
+    """A share is replaced by the change of a link: both are mounted, so the directory is made in the new one."""
+    link, first = tmp_path / "share", tmp_path / "first"
+    first.mkdir(mode=0o700)
+    link.symlink_to(first)
+    backend = open_at(f"file://{link}/kv")
+    assert put(backend, {key(1): b"x" * 4096}) == [None]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as second:
+        link.unlink()
+        link.symlink_to(second)
+        assert put(backend, {key(2): b"y" * 4096}) == [None]
+        assert get(backend, key(1), key(2)) == [None, b"y" * 4096]
+    backend.close()

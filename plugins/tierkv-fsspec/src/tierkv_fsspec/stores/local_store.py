@@ -190,8 +190,7 @@ class LocalStore:
         try:
             return action(path)
         except FileNotFoundError:
-            now = _mounted_at(path.parent)
-            if self._mounted and now and now != self._mounted and not has_other_file_system(*self._mounted):
+            if self._mounted and not _is_mounted(*self._mounted):
                 missing = f"the file system of {self._mounted[0]} is not mounted: mount it again"
                 raise OSError(errno.ENODEV, missing, str(path)) from None
             make_private_directory(path.parent, "url")
@@ -262,6 +261,13 @@ def _is_abandoned(path: Path, *, by_age: bool) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _is_mounted(mount_point: Path, device: int) -> bool:
+    """Whether a file system is mounted in a place: the one that was there, or another."""
+    with contextlib.suppress(OSError):
+        return mount_point.stat().st_dev == device or has_other_file_system(mount_point, device)
+    return False
 
 
 def _mounted_at(directory: Path) -> tuple[Path, int] | None:
