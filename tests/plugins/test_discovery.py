@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import resource
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -25,6 +24,21 @@ FOO = """
 @hookimpl
 def tierkv_backends():
     return [backend("foo")]
+"""
+
+WITHOUT_DESCRIPTORS = """
+import resource
+from tierkv.errors import PluginError
+from tierkv.plugins.loading import load_plugins
+load_plugins()
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+registry = load_plugins()
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+try:
+    registry.require_backend("disk")
+except PluginError as refused:
+    print(refused)
 """
 
 
@@ -234,15 +248,10 @@ class TestBrokenPlugins:
 
     def test_packages_that_cannot_be_read_are_told_in_one_line(self) -> None:
         """A program without descriptors reads no package: each was listed, as "?", and the cause was not named."""
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-        try:
-            registry = load_plugins()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        with pytest.raises(PluginError) as refused:
-            registry.require_backend("disk")
-        message = str(refused.value)
+        code = f"import sys; sys.path[:0] = {sys.path!r}\n{WITHOUT_DESCRIPTORS}"
+        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        message = done.stdout
         assert re.search(r"broken: \d+ packages that cannot be read \(OSError: .*Too many open files", message), message
         assert "?" not in message
 

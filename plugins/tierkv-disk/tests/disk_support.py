@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,7 @@ from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 
 PAGE = 4096
+CHILD_TIMEOUT_S = 60
 OpenDisk = Callable[..., Session]
 
 
@@ -55,3 +58,17 @@ def read_log(path: Path) -> list[LogLine]:
 def frames(*numbers: int, version: int = 1, size: int = PAGE) -> dict[Key, bytes]:
     """Frame of ``size`` bytes for each numbered key."""
     return {make_key(number): make_frame(make_key(number), version, size) for number in numbers}
+
+
+def run_alone(program: str, path: Path) -> str:
+    """Run Python code in a process of its own, with ``path`` in ``sys.argv[1]``, and return what it prints.
+
+    A limit set by ``setrlimit`` belongs to the process: servers of other tests may run in this one. ``-B``, because a
+    limit of file sizes would cut the compiled file of each module that is imported under it.
+    """
+    found = [str(Path(__file__).parent), *sys.path]
+    code = f"import sys; sys.path[:0] = {found!r}\n{program}"
+    command = [sys.executable, "-B", "-I", "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from disk_support import PAGE, OpenDisk, frames, make_namespace, read_log
+from disk_support import PAGE, OpenDisk, frames, make_namespace, read_log, run_alone
 
 from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
@@ -281,10 +279,7 @@ with Session(tierkv_disk.PLUGIN, context, options) as disk:
 
 def test_a_disk_that_cannot_hold_a_segment(place: Path, directory: Path) -> None:
     """The device (here the limit of file sizes) refuses a page: an error that no eviction mends, no partial file."""
-    path = [str(Path(__file__).parent), *sys.path]
-    program = f"import sys; sys.path[:0] = {path!r}\n{FULL_DISK}"
-    done = subprocess.run([sys.executable, "-I", "-c", program, place], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_alone(FULL_DISK, place)
     assert not list(directory.glob("segment-*"))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from disk_support import PAGE, OpenDisk, frames, read_log
+from disk_support import PAGE, OpenDisk, frames, read_log, run_alone
 
 import tierkv_disk
 from tierkv.errors import BackendError, OutOfSpaceError
@@ -228,26 +228,40 @@ def test_a_limit_of_file_sizes_costs_no_stored_chunk(place: Path) -> None:
         assert [stack.load_cold(prompt) for prompt in [*stored, Prompt(25, 4)]] == [4] * 5
 
 
-def test_without_descriptors_it_keeps_its_size(open_disk: OpenDisk, caplog: pytest.LogCaptureFixture) -> None:
+WITHOUT_DESCRIPTORS = """
+import logging, resource
+from pathlib import Path
+import tierkv_disk
+from tierkv.abc import BackendContext
+from tierkv.errors import OutOfSpaceError
+from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_key
+from disk_support import PAGE, frames, make_namespace
+logging.basicConfig(stream=sys.stdout)
+context = BackendContext("disk", make_namespace(), PAGE, 4 << 20)
+options = tierkv_disk.DiskOptions(sys.argv[1], min_free_bytes=0, segment_bytes=1 << 20)
+with Session(tierkv_disk.PLUGIN, context, options) as disk:
+    disk.put(frames(0))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    number = 1
+    while (result := disk.write(frames(number))[0]) is None:
+        number += 1
+    assert isinstance(result, OutOfSpaceError), result
+    assert "no file can be added" in str(result)
+    disk.delete([make_key(0)])
+    assert disk.write(frames(number)) == [None]
+    assert disk.read([make_key(number)]) == list(frames(number).values())
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert disk.write(frames(number + 1)) == [None], "the tier grows again at once"
+"""
+
+
+def test_without_descriptors_it_keeps_its_size(place: Path) -> None:
     """A program that runs out of descriptors needs none for the open files: new chunks replace old ones in them.
 
     The tier once failed each write, and left service, though it could be read.
     """
-    disk = open_disk(capacity_bytes=4 << 20)
-    disk.put(frames(0))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        number = 1
-        while (result := disk.write(frames(number))[0]) is None:
-            number += 1
-        assert isinstance(result, OutOfSpaceError), result
-        assert "no file can be added" in str(result)
-        disk.delete([make_key(0)])
-        assert disk.write(frames(number)) == [None]
-        assert disk.read([make_key(number)]) == list(frames(number).values())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert "cannot grow beyond" in caplog.text
-    assert "Too many open files" in caplog.text
-    assert disk.write(frames(number + 1)) == [None], "the tier grows again at once"
+    printed = run_alone(WITHOUT_DESCRIPTORS, place)
+    assert "cannot grow beyond" in printed
+    assert "Too many open files" in printed

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disk_support import run_alone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -215,16 +214,11 @@ print(stored)
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """An append that does not fit changes nothing, a smaller one still succeeds, and the log is whole.
-
-    The limit on file size belongs to the process, so the test runs in a process of its own.
-    """
-    program = f"import sys; sys.path[:0] = {sys.path!r}\n{FULL_DISK}"
-    done = subprocess.run([sys.executable, "-I", "-c", program, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """An append that does not fit changes nothing, a smaller one still succeeds, and the log is whole."""
+    printed = run_alone(FULL_DISK, tmp_path)
     records, health = read(tmp_path / "index.log")
-    assert len(records) == int(done.stdout) + 1
-    assert [record.frame_bytes for record in records[:-1]] == list(range(int(done.stdout)))
+    assert len(records) == int(printed) + 1
+    assert [record.frame_bytes for record in records[:-1]] == list(range(int(printed)))
     assert records[-1].kind == RecordKind.DELETE
     assert (health.damaged, health.torn_bytes) == (0, 0)
 

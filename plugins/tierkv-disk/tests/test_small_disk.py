@@ -72,7 +72,7 @@ def run_on_small_disk(code: str, mount_point: Path, *, mib: int) -> None:
         pytest.skip(f"may not mount here: {allowed.stderr.decode()}")
     path = [str(Path(__file__).parent), *sys.path]
     program = f"import sys; sys.path[:0] = {path!r}\n{PROLOGUE}{code}"
-    command = [*alone, "sh", "-c", f'{mount} && exec "$@"', str(mount_point), sys.executable, "-I", "-c", program]
+    command = [*alone, "sh", "-c", f'{mount} && exec "$@"', str(mount_point), sys.executable, "-B", "-I", "-c", program]
     done = subprocess.run(
         [*command, str(mount_point)], capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
     )
