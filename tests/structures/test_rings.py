@@ -58,3 +58,17 @@ def test_neighbours_are_moved_together() -> None:
     rings.move(0, list(range(3, 30)))
     assert 0 < column.writes <= 3
     assert order_of(rings) == [*range(3), *range(30, HANDLES), *range(3, 30)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_removals_agree_with_a_list(seed: int) -> None:
+    """Of neighbours anywhere in the ring, in either order, and of others."""
+    chance, rings, model = random.Random(seed), Rings(2, None), list(range(HANDLES))
+    rings.append(0, model)
+    while model:
+        start, count = chance.randrange(len(model)), chance.randrange(1, 8)
+        near = model[start : start + count][:: chance.choice((1, -1))]
+        some = near if chance.random() < 1 / 2 else chance.sample(model, min(count, len(model)))
+        rings.unlink(some)
+        model = [handle for handle in model if handle not in some]
+        assert order_of(rings) == model

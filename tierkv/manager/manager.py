@@ -232,10 +232,12 @@ class OffloadManager:
         leases, host, bad = [*slots][::-1], self._host, list[int]()  # tail first: the head stays longest (S54)
         if failed:
             leases = [lease for lease in leases if lease != VOID_SLOT]
-            bad = [slot for slot in host.slots.leased(leases) if host.slots.key(slot) in failed]
-            if dropped := [slot for slot in bad if host.slots.state(slot) is ChunkState.READY]:
+            leased = host.slots.leased(leases)
+            bad = [slot for slot, key in zip(leased, host.slots.keys_of(leased), strict=True) if key in failed]
+            ready = host.slots.in_state(bad, ChunkState.READY)
+            if dropped := [slot for slot in reversed(bad) if slot in ready]:
                 self.counters.chunks_corrupt[HOST] += len(dropped)
-                self._events.extend(CacheEventKind.REMOVED, HOST, [host.slots.key(slot) for slot in dropped])
+                self._events.extend(CacheEventKind.REMOVED, HOST, host.slots.keys_of(dropped))
                 host.drop(dropped)
                 self.step.version += 1
         self.counters.chunks_loaded += len(leases) - len(bad)

@@ -129,6 +129,10 @@ class Rings:
     def unlink(self, handles: Sequence[int]) -> None:
         """Remove handles from their rings."""
         following, previous = self.next, self.previous
+        if len(handles) > 2 and [*map(following.__getitem__, handles[:-1])] == [*handles[1:]]:  # noqa: PLR2004 - as in move()
+            before, after = previous[handles[0]], following[handles[-1]]
+            following[before], previous[after] = after, before
+            return
         for handle in handles:
             before, after = previous[handle], following[handle]
             following[before] = after

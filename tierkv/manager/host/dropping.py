@@ -45,8 +45,7 @@ class ChunkDropping:
             self.drop_stale(slots)
         table.removals += 1
         visible = [slot for slot in slots if table.states[slot] != _DOOMED]
-        for slot in visible:
-            key = table.keys[slot]
+        for key in table.keys_of(visible):
             del table.shards[key[SHARD_BYTE]][key]
         self._doom(visible)
 
@@ -58,7 +57,7 @@ class ChunkDropping:
         ready = [slot for slot in slots if table.states[slot] == _READY]
         if ready:
             self._listed.remove([slot for slot in ready if slot not in table.demoting])
-            self._listed.evictable -= sum(not pins[slot] for slot in ready)
+            self._listed.evictable -= len([slot for slot in ready if not pins[slot]])
             table.demoting.difference_update(ready)
         table.transition(slots, ChunkEvent.DROPPED)
         if self._waiters.by_slot:

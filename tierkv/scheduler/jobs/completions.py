@@ -10,6 +10,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.jobs.jobs import Fences, JobStatus, JobTable
+from tierkv.scheduler.load.load_plan import ChunksOfPlan
 from tierkv.scheduler.load.loads import EndedLoad, Loads
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
@@ -17,7 +18,7 @@ from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.engine import NULL_BLOCK_ID, LoadReport
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
-from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob, WorkerOutput, chunk_blocks
+from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob, WorkerOutput
 
 _NO_KEYS: frozenset[Key] = frozenset()
 
@@ -175,8 +176,9 @@ class CompletionHandler:
             return set(load.transfer.block_ids)
         if not load.failed:
             return set()
-        parts = zip(load.transfer.keys, chunk_blocks(load.transfer, self._geometry.blocks_per_chunk), strict=True)
-        return {block_id for key, (_, ids) in parts if key in load.failed for block_id in ids}
+        keys, failed = load.transfer.keys, load.failed
+        lost = [i for i, key in enumerate(keys) if key in failed]
+        return set(ChunksOfPlan(load.transfer, self._geometry).part(lost).block_ids)
 
     def _resume_request(self, request_id: str, load: EndedLoad) -> None:
         """Resume the request after its load, or forget it."""

@@ -13,7 +13,7 @@ from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.engine import NULL_BLOCK_ID, Block, BlockTables
 from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key
-from tierkv.types.transfers import SlotRef, TransferJob
+from tierkv.types.transfers import ChunksInBlocks, SlotRef, TransferJob
 
 _T = TypeVar("_T")
 
@@ -32,11 +32,6 @@ class LoadPlan:
     def reads_late(self) -> bool:
         """Whether the blocks are read as the jobs are made, and count as written from then on."""
         return isinstance(self.block_ids, LateBlockIds)
-
-    def chunks_of_groups(self, blocks_per_chunk: int) -> list[int]:
-        """Number of chunks of each group. They follow one another."""
-        runs, per_chunk = zip(self.block_indices, self.group_sizes, strict=True), blocks_per_chunk
-        return [cdiv(first + size, per_chunk) - first // per_chunk if size else 0 for first, size in runs]
 
     def job(self, job_id: int, request_id: str, slots: tuple[SlotRef, ...], *, ends_load: bool = True) -> TransferJob:
         """Transfer job of the plan, for the workers."""
@@ -75,6 +70,12 @@ class LateBlockIds(Sequence[int]):
         return self._blocks[index].block_id
 
 
+def chunks_of_groups(load: ChunksInBlocks, blocks_per_chunk: int) -> list[int]:
+    """Number of chunks of each group. They follow one another."""
+    runs, per_chunk = zip(load.block_indices, load.group_sizes, strict=True), blocks_per_chunk
+    return [cdiv(first + size, per_chunk) - first // per_chunk if size else 0 for first, size in runs]
+
+
 def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -> list[int]:
     """Number of tokens from ``start`` to ``end`` that each chunk of a load represents; the sum is ``end - start``.
 
@@ -86,7 +87,7 @@ def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -
     if lead is None:
         return []
     size = geometry.groups[lead].chunk_tokens
-    counts = plan.chunks_of_groups(geometry.blocks_per_chunk)
+    counts = chunks_of_groups(plan, geometry.blocks_per_chunk)
     at, count = sum(counts[:lead]), counts[lead]
     chunk = plan.block_indices[lead] // geometry.blocks_per_chunk
     tokens = [size] * count
@@ -115,21 +116,21 @@ class _GroupRun(NamedTuple):
 
 
 class ChunksOfPlan:
-    """Chunks of a load plan, from which parts of the plan are made. Making one costs next to nothing per chunk.
+    """Chunks of a load, from which parts of it are made. Making one costs next to nothing per chunk.
 
     Attributes:
         starts: per chunk, its first token.
         ends: per chunk, the token behind its last one.
     """
 
-    def __init__(self, plan: LoadPlan, geometry: Geometry) -> None:
+    def __init__(self, plan: ChunksInBlocks, geometry: Geometry) -> None:
         self.plan = plan
         self._blocks_per_chunk = geometry.blocks_per_chunk
         self._runs: list[_GroupRun] = []
         starts: list[range] = []
         ends: list[range] = []
         offset = position = 0
-        counts = plan.chunks_of_groups(geometry.blocks_per_chunk)
+        counts = chunks_of_groups(plan, geometry.blocks_per_chunk)
         for group, first, size, count in zip(
             geometry.groups, plan.block_indices, plan.group_sizes, counts, strict=True
         ):
