@@ -12,7 +12,7 @@ from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.chunk_state import ChunkEvent
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
@@ -234,11 +234,9 @@ class OffloadManager:
             leases = [lease for lease in leases if lease != VOID_SLOT]
             leased = host.slots.leased(leases)
             bad = [slot for slot, key in zip(leased, host.slots.keys_of(leased), strict=True) if key in failed]
-            ready = host.slots.in_state(bad, ChunkState.READY)
-            if dropped := [slot for slot in reversed(bad) if slot in ready]:
+            if dropped := host.drop(bad[::-1]):
                 self.counters.chunks_corrupt[HOST] += len(dropped)
-                self._events.extend(CacheEventKind.REMOVED, HOST, host.slots.keys_of(dropped))
-                host.drop(dropped)
+                self._events.extend(CacheEventKind.REMOVED, HOST, dropped)
                 self.step.version += 1
         self.counters.chunks_loaded += len(leases) - len(bad)
         self.passages.copied(leases)

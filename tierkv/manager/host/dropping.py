@@ -38,16 +38,18 @@ class ChunkDropping:
         self._listed = listed
         self._waiters = waiters
 
-    def drop(self, slots: Sequence[int]) -> None:
-        """Make visible chunks invisible now; each slot is free once it has no pins."""
+    def drop(self, slots: Sequence[int]) -> Sequence[Key]:
+        """Make visible chunks invisible now; each slot is free once it has no pins. Returns their keys."""
         table = self._slots
         if table.unswept:
             self.drop_stale(slots)
         table.removals += 1
         visible = [slot for slot in slots if table.states[slot] != _DOOMED]
-        for key in table.keys_of(visible):
+        keys = table.keys_of(visible)
+        for key in keys:
             del table.shards[key[SHARD_BYTE]][key]
         self._doom(visible)
+        return keys
 
     def _doom(self, slots: Sequence[int]) -> None:
         """Drop chunks that no table of keys names any more."""

@@ -361,9 +361,9 @@ class HostTier:
 
     # -- drop and reset ----------------------------------------------------------------------------------------------
 
-    def drop(self, slots: Sequence[int]) -> None:
-        """Make visible chunks invisible now; each slot is free once it has no pins."""
-        self.dropping.drop(slots)
+    def drop(self, slots: Sequence[int]) -> Sequence[Key]:
+        """Make visible chunks invisible now; each slot is free once it has no pins. Returns their keys."""
+        return self.dropping.drop(slots)
 
     def reset(self) -> None:
         """Make every chunk invisible at once, whatever their number: see :class:`~.dropping.ChunkDropping`."""
