@@ -34,6 +34,7 @@ from tierkv.scheduler.lookup.search import SearchGroup, find_hit
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.scheduler.store.stores import Stores
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -78,10 +79,11 @@ def stores_run_before_the_forward_pass(patch: Patch) -> None:
 def a_slot_in_use_is_reused(patch: Patch) -> None:
     drop = HostTier.drop
 
-    def hasty(self: HostTier, slots: Sequence[int]) -> None:
+    def hasty(self: HostTier, slots: Sequence[int]) -> Sequence[Key]:
         visible = [slot for slot in slots if self.slots.state(slot) is not ChunkState.DOOMED]
-        drop(self, slots)
+        keys = drop(self, slots)
         self._free.give_back([slot for slot in visible if self.slots.state(slot) is ChunkState.DOOMED])
+        return keys
 
     patch.setattr(HostTier, "drop", hasty)
     patch.setattr(HostTier, "validate", lambda self: None)

@@ -210,9 +210,7 @@ class TierIO:
     def _drop_removed(self, removed: list[int]) -> None:
         """Drop chunks of the host tier, and report it. Empties the list."""
         if removed:
-            keys = self._host.slots.keys_of(removed)
-            self._host.drop(removed)
-            self._events.extend(CacheEventKind.REMOVED, HOST, keys)
+            self._events.extend(CacheEventKind.REMOVED, HOST, self._host.drop(removed))
             removed.clear()
 
     # -- host slots ----------------------------------------------------------------------------------------------------
