@@ -152,7 +152,7 @@ class TierState:
         # A successful deletion does not count: each failed write is followed by one, and a disk that accepts no data
         # may still delete some.
         if op.verb is not Verb.DELETE:
-            self.breaker.succeeded(now_s)
+            self.breaker.succeeded()
         if op.verb is Verb.READ and op.keys:
             self.reads.answered(op.keys[-1])
         if op.verb is Verb.WRITE and tally.no_space and not tally.frame_bytes:

@@ -66,7 +66,7 @@ def test_it_opens_exactly_after_failures_in_a_row(story: list[str]) -> None:
         if word == "wait":
             now_s += 2.0
         elif word == "ok":
-            breaker.succeeded(now_s)
+            breaker.succeeded()
             in_a_row = 0
         else:
             breaker.failed(now_s)

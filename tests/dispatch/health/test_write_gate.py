@@ -81,6 +81,23 @@ def test_deletions_do_not_end_the_reads_of_a_tier_that_cannot_be_written(bench: 
         assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
 
 
+@pytest.mark.parametrize(
+    "between", [None, faults.raise_error(lambda: OutOfSpaceError("full"))], ids=["written", "no room"]
+)
+def test_single_failures_never_add_up(bench: Bench, between: Any) -> None:
+    """A write that fails now and then, over a night, must not end the writes: an answer in between begins anew."""
+    fails = faults.raise_error(lambda: OSError("a passing fault"))
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        for number in range(4 * LIMITS.breaker_failures):
+            result = between if number % 2 else fails
+            rules = [bench.backend.add("write", result)] if result else []
+            dispatch.wait(dispatch.write(1, 1))
+            dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
+            for rule in rules:
+                bench.backend.rules.remove(rule)
+            assert dispatch.dispatcher.health()[0] == (True, True)
+
+
 def test_one_trial_at_a_time(bench: Bench) -> None:
     """A tier that cannot write costs one write per cooldown, however many are offered."""
     with dispatching(bench, limits=LIMITS) as dispatch:

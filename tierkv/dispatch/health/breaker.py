@@ -32,8 +32,6 @@ class Event(Enum):
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
     TRIPPED = "tripped"
     TRIAL_BEGAN = "trial began"
     TRIAL_SUCCEEDED = "trial succeeded"
@@ -41,15 +39,9 @@ class Event(Enum):
 
 
 TABLE: dict[tuple[State, Event], State] = {
-    (State.CLOSED, Event.SUCCEEDED): State.CLOSED,
-    (State.CLOSED, Event.FAILED): State.CLOSED,
     (State.CLOSED, Event.TRIPPED): State.OPEN,
-    (State.OPEN, Event.SUCCEEDED): State.OPEN,
-    (State.OPEN, Event.FAILED): State.OPEN,
     (State.OPEN, Event.TRIPPED): State.OPEN,
     (State.OPEN, Event.TRIAL_BEGAN): State.HALF_OPEN,
-    (State.HALF_OPEN, Event.SUCCEEDED): State.HALF_OPEN,
-    (State.HALF_OPEN, Event.FAILED): State.HALF_OPEN,
     (State.HALF_OPEN, Event.TRIPPED): State.HALF_OPEN,
     (State.HALF_OPEN, Event.TRIAL_SUCCEEDED): State.CLOSED,
     (State.HALF_OPEN, Event.TRIAL_FAILED): State.OPEN,
@@ -88,11 +80,9 @@ class Breaker:
         self.usable = True
         """Whether operations may be submitted: the state is CLOSED."""
 
-    def succeeded(self, now_s: float) -> None:
+    def succeeded(self) -> None:
         """An operation was answered."""
         self._failures = 0
-        if not self.usable:  # of a closed one it changes nothing
-            self._on(Event.SUCCEEDED, now_s)
 
     def failed(self, now_s: float, weight: int = 1) -> None:
         """An operation failed or missed its deadline; opens the breaker after ``failures_max`` in a row.
@@ -100,7 +90,6 @@ class Breaker:
         weight: failures as which it counts.
         """
         self._failures += weight
-        self._on(Event.FAILED, now_s)
         if self.state is State.CLOSED and self._failures >= self._failures_max:
             self._on(Event.TRIPPED, now_s)
 

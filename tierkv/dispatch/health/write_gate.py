@@ -79,7 +79,7 @@ class WriteGate:
         elif failure:
             self._breaker.failed(now_s)
         else:
-            self._breaker.succeeded(now_s)
+            self._breaker.succeeded()
 
     def _report(self, now_s: float, reason: str, *, was_open: bool) -> None:
         if was_open and not self.is_open:
