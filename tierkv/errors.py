@@ -14,6 +14,7 @@
     │   ├── BackendUnavailableError (ConnectionError)  the tier cannot be reached; retryable
     │   ├── DeadlineExceededError (TimeoutError)       the tier did not answer in time; retryable
     │   ├── OutOfSpaceError             the tier is full
+    │   ├── NoThreadError (RuntimeError)               the system starts no further thread for a tier
     │   └── NamespaceMismatchError      the storage belongs to another namespace or program
     └── CorruptFrameError (ValueError)      stored bytes failed their check: a miss
         └── UnreadableFrameError            the frame is whole, but cannot be read here: a miss
@@ -106,6 +107,10 @@ class DeadlineExceededError(BackendError, TimeoutError):
 
 class OutOfSpaceError(BackendError):
     """A tier has no room for the frame."""
+
+
+class NoThreadError(BackendError, RuntimeError):
+    """The system starts no further thread for a tier."""
 
 
 class NamespaceMismatchError(BackendError):

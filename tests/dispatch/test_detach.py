@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pytest
 from dispatch_bench import KEYS, PATIENCE_S, DispatchBench, dispatching, wait_for
 from plain_files import AsyncPlainFiles
 from tier_bench import Bench, compressible, make_bench
@@ -188,3 +189,19 @@ def test_a_hanging_scan_is_a_running_call(bench: Bench, gate: Event) -> None:
         assert dispatch.dispatcher.take_detached() == []
         gate.set()
         assert detached(dispatch) == [0]
+
+
+def test_a_backend_is_closed_when_a_thread_is_available(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of threads a detached tier stayed open, and locked, until the engine ended."""
+    with dispatching(bench) as dispatch:
+        (state,) = dispatch.dispatcher._tier_states.values()
+        with monkeypatch.context() as patch:
+            patch.setattr(state.lane, "_spawn", faults.raise_error(lambda: RuntimeError("can't start new thread")))
+            dispatch.dispatcher.detach(0, PATIENCE_S)
+            wait_for(lambda: not state.is_busy, "the end of its threads")
+            for _ in range(3):
+                dispatch.drain()
+                assert dispatch.dispatcher.take_detached() == []
+        assert detached(dispatch) == [0]
+        assert bench.backend.calls == ["close"]
+        assert dispatch.dispatcher.close_errors == []

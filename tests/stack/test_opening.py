@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from panics import Panic
 from stack_bed import Faults
 
 import tierkv
-from tierkv.errors import BackendError, ConfigError, EngineProtocolError, PluginError
+from tierkv.errors import BackendError, ConfigError, EngineProtocolError, NoThreadError, PluginError
 from tierkv.hookspecs import hookimpl
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.stack import Stack
@@ -74,6 +76,46 @@ def test_a_failed_opening_leaves_no_lock_behind(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="file"):
         tierkv.open_stack(broken, SPEC)
     tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}, SPEC).close()
+
+
+def end_opening_threads() -> None:
+    """Wait for tiers that are still being opened."""
+    for thread in threading.enumerate():
+        if thread.name.endswith("-open"):
+            thread.join(10)
+
+
+def test_an_opening_without_threads_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container at its limit of threads: the error says which thread, and the next attempt finds all unlocked.
+
+    The first error was a bare "can't start new thread", and the tiers stayed locked until the program ended.
+    """
+    tiers = [disk(tmp_path / name, name=name, io_threads=2) for name in "ab"]
+    config = {"host": {"capacity": "1MiB", "populate": False}, "tiers": tiers}
+    start, refused = threading.Thread.start, list[str]()
+    for allowed in range(20):
+        left = iter(range(allowed))
+
+        def start_some(thread: threading.Thread, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                end_opening_threads()
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_some)
+            try:
+                stack = tierkv.open_stack(config, SPEC)
+            except NoThreadError as error:
+                refused.append(str(error))
+                end_opening_threads()
+                continue
+        break
+    assert stack.tiers.names == ("a", "b"), "one is locked"
+    stack.close()
+    pattern = r"thread 'tierkv-[ab]-\w+' cannot be started beside \d+ others .*ulimit -u.* io_threads"
+    assert all(re.match(pattern, message) for message in refused), refused
+    assert len({message.split("'")[1] for message in refused}) > 4, "each thread of the opening was refused once"
 
 
 def test_a_chunk_size_that_does_not_fit_the_engine(tmp_path: Path) -> None:

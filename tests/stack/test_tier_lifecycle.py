@@ -344,5 +344,8 @@ def test_a_tier_without_a_thread_is_refused(tmp_path: Path, monkeypatch: pytest.
             change = stack.tiers.detach("first")
             (state,) = stack._core.wiring.dispatcher._tier_states.values()
             patch.setattr(state.lane, "_spawn", none_left)
-            step_until(stack, lambda: change.done)
+            step_until(stack, lambda: not state.is_busy)
+            stack.build_connector_meta(StepOutput())
+            assert not change.done
+        step_until(stack, lambda: change.done)
         serve(stack, OTHERS)

@@ -78,9 +78,13 @@ class Dispatcher:
         self._detaching: list[TierState] = []
         self._unlisted = UnlistedTiers()
         self.stats = DispatchStats()
-        for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True)):
-            self.attach(index, tier, limit)
         self.close_errors: list[str] = []
+        try:
+            for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True)):
+                self.attach(index, tier, limit)
+        except BaseException:
+            self.close(0.0)  # of the tiers so far
+            raise
 
     def attach(self, index: int, tier: Tier, limits: TierLimits) -> None:
         """Begin to serve a tier.
@@ -229,7 +233,7 @@ class Dispatcher:
         self._wait(lambda: not any(lane.running_calls() for lane in lanes), deadline_s)
         self._report_running()
         for state in states:
-            state.close_backend()
+            state.close_backend(may_wait=True)
         self._wait(lambda: not any(lane.is_closing() for lane in lanes), deadline_s)
         self._abandoned = sum(lane.running_calls() + lane.is_closing() for lane in lanes)
         for state in states:

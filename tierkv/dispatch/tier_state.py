@@ -180,11 +180,10 @@ class TierState:
         age_s = self.lane.tickets.age_s(self.lane.tier.clock())
         return TierLoad(queued, age_s, max(0, in_flight - queued), self.late, BREAKER_NUMBERS[self.breaker.state])
 
-    def close_backend(self) -> None:
-        """Begin to close the backend, unless that has begun."""
+    def close_backend(self, *, may_wait: bool = False) -> None:
+        """Begin to close the backend, unless that has begun; see :meth:`.Lane.close_backend`."""
         if not self.close_began:
-            self.close_began = True
-            self.lane.close_backend()
+            self.close_began = self.lane.close_backend(may_wait=may_wait)
 
     def missed(self, op: TierOp, elapsed_s: float) -> None:
         """Count and log an operation that did not end within its deadline, ``elapsed_s`` after its submission."""

@@ -18,7 +18,7 @@ from functools import partial
 from tierkv.abc import AsyncBackend, Backend
 from tierkv.config.resolving import ResolvedTier
 from tierkv.dispatch.threads.spawn import OneShot, Spawn, start_thread
-from tierkv.errors import DeadlineExceededError
+from tierkv.errors import DeadlineExceededError, NoThreadError
 from tierkv.logs.definitions import TIER_OPENED_LATE
 from tierkv.logs.stack_log import StackLog
 from tierkv.tiers.tier import Tier
@@ -96,11 +96,17 @@ class Opening:
         return tier
 
     def abandon(self) -> None:
-        """Close the tier now, or as soon as it is open, unless it belongs to a caller. Does not wait."""
+        """Close the tier now, or as soon as it is open, unless it belongs to a caller.
+
+        Waits only where no thread can be started: a tier that stays open is locked.
+        """
         with self._lock:
             tier, self._tier, self._is_abandoned = self._tier, None, True
         if tier is not None:
-            start_thread(f"tierkv-{self._name}-close", OneShot(partial(close_backend, tier.backend)))
+            try:
+                start_thread(f"tierkv-{self._name}-close", OneShot(partial(close_backend, tier.backend)))
+            except NoThreadError:
+                close_backend(tier.backend)
 
 
 def open_within(name: str, open_tier: Callable[[], Tier], deadline_s: float, log: StackLog) -> Tier:

@@ -225,7 +225,11 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     for late in absent:
         undo.callback(late.abandon)
     limits = [dispatch_limits(resolved) for resolved in served]
-    dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
+    with contextlib.ExitStack() as closing:
+        for tier in tiers:
+            closing.callback(close_backend, tier.backend)
+        dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
+        closing.pop_all()  # the dispatcher closes them from here on
     undo.callback(dispatcher.close, 0.0)
     directory = KeyDirectory()
     lower = [
@@ -267,7 +271,7 @@ def _open_side_by_side(
             undo.callback(close_backend, tier.backend)
             tiers.append(tier)
             served.append(resolved)
-        undo.pop_all()  # from here on the dispatcher closes them
+        undo.pop_all()
     return served, tiers, absent
 
 

@@ -131,10 +131,11 @@ class AsyncLane:
         """Number of calls that are under way."""
         return len(self._running)
 
-    def close_backend(self) -> None:
+    def close_backend(self, *, may_wait: bool = False) -> bool:  # noqa: ARG002 - the loop's thread runs already
         """Begin to close the backend, on the loop."""
         self._close_runs = True
         self._runner.call(self._begin_close)
+        return True
 
     def is_closing(self) -> bool:
         """Whether the close has begun and not ended."""

@@ -45,8 +45,11 @@ class Lane(Protocol):
     def running_calls(self) -> int:
         """Number of calls that are still under way after :meth:`stop` or :meth:`retire`."""
 
-    def close_backend(self) -> None:
-        """Begin to close the backend on another thread."""
+    def close_backend(self, *, may_wait: bool = False) -> bool:
+        """Begin to close the backend on another thread. Returns whether it has begun: not where none can be started.
+
+        may_wait: without another thread, close it on the caller's.
+        """
 
     def is_closing(self) -> bool:
         """Whether the close of the backend has begun and not ended."""
@@ -118,12 +121,15 @@ class ThreadLane:
         """Number of threads that have not ended."""
         return sum(worker.is_alive() for worker in self._workers)
 
-    def close_backend(self) -> None:
+    def close_backend(self, *, may_wait: bool = False) -> bool:
         """Begin to close the backend on a thread of its own."""
         try:
             self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
-        except RuntimeError as error:  # no thread available: not a reason to raise on the engine's thread
-            self.close_error = explain(error)
+        except RuntimeError:  # no thread available: not a reason to raise on the engine's thread
+            if may_wait:
+                self._close()
+            return may_wait
+        return True
 
     def is_closing(self) -> bool:
         """Whether the close has begun and not ended."""

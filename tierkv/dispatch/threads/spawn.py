@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from tierkv.errors import NoThreadError
+
 
 class Runner(Protocol):
     """Work for a thread of its own."""
@@ -51,9 +53,18 @@ class Spawn(Protocol):
 
 
 def start_thread(name: str, runner: Runner) -> Handle:
-    """Start a daemon thread: one that hangs in a plugin must not block the exit of the interpreter."""
+    """Start a daemon thread: one that hangs in a plugin must not block the exit of the interpreter.
+
+    Raises:
+        NoThreadError: the system refuses it.
+    """
     thread = threading.Thread(target=runner.run, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        fix = "raise the limit of threads (ulimit -u, or pids.max of the container), or lower io_threads of the tiers"
+        count = threading.active_count()
+        raise NoThreadError(f"thread {name!r} cannot be started beside {count} others ({error}): {fix}") from error
     return thread
 
 
