@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.identity import files
 from tierkv.integrations.vllm.identity.adapters import Adapters, local_place
 from tierkv.integrations.vllm.identity.files import digest_of, folder_digest
-from tierkv.integrations.vllm.identity.weights import weights_identity, weights_words
+from tierkv.integrations.vllm.identity.weights import revision_of, weights_identity, weights_words
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -57,23 +58,48 @@ def test_an_index_and_folders_inside_a_model_count_where_vllm_reads_them(tmp_pat
     assert folder_digest(str(tmp_path)) != alone
 
 
-def test_a_model_of_the_hub_is_its_commit(tmp_path: Path) -> None:
-    """Its name stays the same when its main branch moves; a name that is no folder has nothing to read."""
-    assert weights_identity(SimpleNamespace(model="org/m", hf_config=SimpleNamespace(_commit_hash="1f0c"))) == "1f0c"
-    assert weights_identity(SimpleNamespace(model="org/m")) == ""
-    local = SimpleNamespace(model=str(write(tmp_path, b"weights")), hf_config=SimpleNamespace(_commit_hash=None))
-    assert weights_identity(local) == folder_digest(str(tmp_path)) != ""
+class Revision(str):
+    """A revision with its commit, as vLLM has it from the hub's client."""
+
+    __slots__ = ("__dict__",)
+    resolved: str
+
+
+def resolved(revision: str, commit: str) -> Revision:
+    """The revision, of which the hub's client knows the commit."""
+    found = Revision(revision)
+    found.resolved = commit
+    return found
+
+
+def test_a_model_of_the_hub_is_its_commit_however_its_revision_is_named(tmp_path: Path) -> None:
+    """Its name stays the same when its main branch moves; of a folder, a revision says nothing."""
+    folder = str(write(tmp_path, b"weights"))
+    for model, revision, expected in [
+        ("org/m", resolved("main", "1f0c"), "1f0c"),
+        ("org/m", resolved("1f0c", "1f0c"), "1f0c"),
+        ("org/m", resolved("main", "2e1d"), "2e1d"),
+        ("org/m", "v2", "v2"),
+        ("org/m", None, ""),
+        (folder, "v2", folder_digest(folder)),
+    ]:
+        assert revision_of(SimpleNamespace(model=model, revision=revision)) == expected
 
 
 def test_a_configuration_from_another_folder_is_none_of_the_weights(tmp_path: Path) -> None:
-    """With ``--hf-config-path``, a commit of the hub is that of the configuration: the weights are not known by it."""
+    """With ``--hf-config-path``, the revision of the configuration is none of the weights."""
     weights, config = write(tmp_path / "weights", b"weights"), tmp_path / "config"
     config.mkdir()
     fields = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "model": str(weights)}
-    hub = SimpleNamespace(**fields, hf_config_path="org/m", hf_config=SimpleNamespace(_commit_hash="1f0c"))
-    assert weights_identity(hub) == folder_digest(str(weights))
     local = SimpleNamespace(**fields, hf_config_path=str(config))
-    words = []
+    words: list[Any] = []
+    for commit in ("1f0c", "2e1d", "1f0c"):
+        revision = resolved("main", commit)
+        hub = SimpleNamespace(**fields, hf_config_path="org/m", revision=None, _hf_config_revision=revision)
+        assert weights_identity(hub) == folder_digest(str(weights))
+        words.append(weights_words(SimpleNamespace(model_config=hub, speculative_config=None))["config"])
+    assert words[0] == words[2] != words[1]
+    words.clear()
     for text in ("first", "other", "first"):
         (config / "config.json").write_text(text, encoding="utf-8")
         words.append(weights_words(SimpleNamespace(model_config=local, speculative_config=None))["config"])
@@ -164,19 +190,25 @@ def test_a_folder_of_one_format_keeps_its_namespace(tmp_path: Path) -> None:
         assert not {"load", "format"} & set(words)
 
 
-def test_models_that_are_a_part_of_another_count_by_content_or_commit(tmp_path: Path) -> None:
+def test_models_that_are_a_part_of_another_count_by_content_or_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ultravox names its text model: a folder that is trained on, or a model whose main branch moves on the hub."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
-    def word(place: object, commit: str | None = None) -> str | None:
-        described = SimpleNamespace(_commit_hash=commit)
-        config = SimpleNamespace(text_model_id=place, audio_model_id=None, wrapped_model_config=described)
+    def word(place: object, commit: str = "1f0c") -> str | None:
+        refs = tmp_path / "hub" / "models--org--m" / "refs"
+        refs.mkdir(parents=True, exist_ok=True)
+        (refs / "main").write_text(commit, encoding="utf-8")
+        config = SimpleNamespace(text_model_id=place, audio_model_id=None)
         model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides={}, hf_config=config)
         return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("parts")
 
     assert word(None) is None
-    assert len({word("org/m", "1f0c"), word("org/m", "1f0c"), word("org/m", "2e1d"), word("org/n", "1f0c")}) == 3
-    first = word(write(tmp_path, b"first"))
-    assert word(write(tmp_path, b"other")) not in (first, None)
+    assert len({word("org/m"), word("org/m"), word("org/m", "2e1d"), word("org/n")}) == 3
+    first = word(write(tmp_path / "folder", b"first"))
+    assert word(write(tmp_path / "folder", b"other")) not in (first, None)
 
 
 def test_weights_outside_the_folder_make_a_namespace_for_each_place_or_content(tmp_path: Path) -> None:

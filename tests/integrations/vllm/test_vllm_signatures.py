@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.transformers_utils.repo_utils import resolve_revision
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.version import __version__ as vllm_version
 
 from tierkv.integrations import vllm as adapter
 from tierkv.integrations.vllm import signatures
+from tierkv.integrations.vllm.identity.weights import revision_of
 from tierkv.integrations.vllm.metrics import TierKVPromMetrics, TierKVStats
 from tierkv.integrations.vllm.signatures import (
     functions,
@@ -173,3 +178,16 @@ def test_the_offloading_connector_cannot_report_a_failed_load() -> None:
     assert not reports & set(vars(OffloadingConnector))
     assert reports <= set(dir(KVConnectorBase_V1))
     assert "assert transfer_result.success" in inspect.getsource(OffloadingConnectorWorker.get_finished)
+
+
+def test_vllm_keeps_the_commit_of_a_model_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a revision stays "main" when the branch moves: the commit beside it tells weights apart."""
+    refs, commits = tmp_path / "models--org--tiny" / "refs", ["a" * 40, "b" * 40]
+    refs.mkdir(parents=True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for commit in commits:
+        (refs / "main").write_text(commit, encoding="utf-8")
+        for revision in (None, "main", commit):
+            resolved = resolve_revision("org/tiny", revision)
+            assert revision_of(SimpleNamespace(model="org/tiny", revision=resolved)) == commit

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tierkv.integrations.vllm.identity.files import digest_of, folder_digest, read_family, reads_params
+from tierkv.integrations.vllm.identity.hub import commit_of, fetched_commit
 
 _MEDIA = (
     "mm_processor_kwargs",
@@ -21,33 +22,24 @@ _FOLDER_FORMATS = {
 }  # fmt: skip
 """Values of ``--load-format`` with which vLLM reads the weights of the model's folder."""
 
-_PARTS = {"audio_model_id": "audio_config", "text_model_id": "wrapped_model_config"}
-"""Fields of a model's configuration that name other models, from which vLLM reads a part of the weights (Ultravox), and
-those with their configurations."""
+_PARTS = ("audio_model_id", "text_model_id")
+"""Fields of a model's configuration that name other models, from which vLLM reads a part of the weights (Ultravox)."""
 
 _PLACES = {"_name_or_path", "transformers_version"}
 """Values of a model's configuration that do not describe the model."""
 
 
 def weights_identity(model_config: Any) -> str:  # noqa: ANN401 - vLLM's, which has no types here
-    """Text that differs for other weights: the commit of a model from the hub, or a digest of the files of a folder.
+    """Text that differs for other weights: a digest of the files of a folder, or the commit of a model from the hub.
 
-    Empty where neither is known. Then ``namespace.epoch`` of the stack must tell other weights apart. With
-    ``--hf-config-path``, the known commit is that of the configuration.
+    Empty where neither is known. Then ``namespace.epoch`` of the stack must tell other weights apart.
     """
-    commit = None if getattr(model_config, "hf_config_path", None) else _commit_of(model_config)
-    return commit or folder_digest(str(model_config.model))
-
-
-def _commit_of(model_config: Any) -> str | None:  # noqa: ANN401 - (the same)
-    """Commit of the model's configuration on the hub; None: the configuration is in a folder."""
-    commit = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
-    return str(commit) if commit else None
+    return folder_digest(str(model_config.model)) or commit_of(getattr(model_config, "revision", None))
 
 
 def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
-    """Revision of a model as the user named it, and the identity of its weights."""
-    return " ".join(filter(None, (model_config.revision, weights_identity(model_config))))
+    """Identity of the weights of a model; where it is not known, the revision as the user named it."""
+    return weights_identity(model_config) or str(model_config.revision or "")
 
 
 def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
@@ -86,7 +78,7 @@ def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
         media["video_pruning_method"] = getattr(config, "video_pruning_method", None)
     return {
         "quantization": getattr(model, "quantization_config", None),
-        "config": (_commit_of(model) or folder_digest(place) or place) if place else None,
+        "config": _config_identity(model, place) if place else None,
         "format": _config_format(model),
         "parts": _parts(getattr(model, "hf_config", None)),
         "code": getattr(model, "code_revision", None),
@@ -96,6 +88,11 @@ def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
         "media": media,
         "adapters": _adapter_settings(getattr(vllm_config, "lora_config", None), model.dtype),
     }
+
+
+def _config_identity(model: Any, place: str) -> str:  # noqa: ANN401 - (the same)
+    """Identity of a configuration from another place than the weights."""
+    return folder_digest(place) or commit_of(getattr(model, "_hf_config_revision", None)) or place
 
 
 def _overrides(model: Any) -> Any:  # noqa: ANN401 - (the same)
@@ -117,10 +114,9 @@ def _config_format(model: Any) -> str:  # noqa: ANN401 - (the same)
 def _parts(config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
     """Other models that are a part of the model: a digest of the folder of each, or its name and commit on the hub."""
     found = {}
-    for name, described in _PARTS.items():
+    for name in _PARTS:
         if place := getattr(config, name, None):
-            commit = getattr(getattr(config, described, None), "_commit_hash", None)
-            found[name] = folder_digest(str(place)) or f"{place} {commit or ''}"
+            found[name] = folder_digest(str(place)) or f"{place} {fetched_commit(str(place))}"
     return found
 
 
