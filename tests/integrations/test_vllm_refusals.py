@@ -7,11 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 from vllm_by_hand import BLOCK_TOKENS, ByHand, PlayedBlock, PlayedRequest, scheduler_output
 
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.refusals import KINDS_MAX, Refusals
 from tierkv.types.transfers import WorkerOutput
+
+pytestmark = pytest.mark.needs_torch
 
 HOST = {"host": {"capacity": "1MiB"}, "lookup": {"recompute": "off"}}
 PROMPT = list(range(4 * BLOCK_TOKENS))

@@ -53,7 +53,8 @@ def test_a_plugin_without_a_type_marker_fails(tmp_path: Path, monkeypatch: pytes
     """Users' type checkers would see a package without types, silently."""
     (tmp_path / "unmarked.py").write_text("", encoding="utf-8")
     info = tmp_path / "unmarked-1.0.dist-info"
-    info.mkdir()
+    (info / "licenses").mkdir(parents=True)
+    (info / "licenses" / "LICENSE").write_text("", encoding="utf-8")  # Python 3.12 lists only files that exist
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: unmarked\nVersion: 1.0\n", encoding="utf-8")
     (info / "RECORD").write_text("unmarked-1.0.dist-info/licenses/LICENSE,,\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
