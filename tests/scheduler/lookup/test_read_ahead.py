@@ -61,6 +61,20 @@ def test_a_quarter_of_the_slots_for_all_together() -> None:
     assert core.host.room == 64, "none of them is held"
 
 
+def test_it_goes_on_for_all_that_follow() -> None:
+    """Chunks that were read for a request do not count against the bound once the request is answered."""
+    core = make_core(slots=64, reserved=32, tiers=[disk(write="read_only")])
+    for i in range(1, 9):
+        request = core.arrive(range(100 * i, 100 * i + 17), f"r{i}")
+        core.keep_below(core.truth.keys(request))
+        core.begin()
+        assert reads(core) == core.truth.keys(request), i
+        assert core.ask(request) == 16
+        core.schedule(request, computed=0, scheduled=17, ids=[list(range(1, 6))])
+        core.scheduler.request_finished(request, [[]])
+    assert core.counters.chunks_read_ahead == 32
+
+
 def test_an_aborted_request_is_counted_and_slows_the_rest_down() -> None:
     """Requests that never run must not cost more than one read in twenty: then nothing more is read ahead."""
     core = make_core(slots=4000, tiers=[disk(write="read_only")])
