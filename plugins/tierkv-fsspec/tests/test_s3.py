@@ -128,6 +128,24 @@ def test_listing_is_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> 
         backend.close()
 
 
+def test_without_a_thread_nothing_is_listed(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of threads the tier opens all the same, and its first lookups are sent to the server."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("tierkv-"):  # the server has a thread for each connection
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        backend = open_at(url, **options)
+    assert put(backend, {key(1): FRAME}) == [None]
+    assert backend.contains([key(1), key(2)]) == [True, False]
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+
+
 def test_listing_that_is_refused_changes_nothing(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """Permission to read objects may come without permission to list them: then each is looked up."""
     backend = open_at(url, **options)

@@ -82,9 +82,14 @@ class FsspecBackend:
         self._warming: threading.Thread | None = None
 
     def warm_up(self) -> None:
-        """List the stored objects on a separate thread. Lookups in the meantime are sent to the server."""
-        self._warming = threading.Thread(target=self._list, name=f"tierkv-{self._tier}-warm-up", daemon=True)
-        self._warming.start()
+        """List the stored objects on a separate thread. Lookups in the meantime are sent to the server.
+
+        All of them are where no thread can be started: that is slower, and no reason to do without the tier.
+        """
+        warming = threading.Thread(target=self._list, name=f"tierkv-{self._tier}-warm-up", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            warming.start()
+            self._warming = warming
 
     def contains(self, keys: Sequence[Key]) -> list[ProbeResult]:
         """Whether each object is stored. Objects listed at open need no request the first time they are looked up."""
