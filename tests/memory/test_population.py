@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import logging
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ import tierkv
 from tierkv.memory import arena as arena_module
 from tierkv.memory.arena import HostArena
 from tierkv.memory.available import available_bytes, usable_bytes
-from tierkv.memory.population import POPULATED_FROM_BYTES, SLICE_BYTES, SPARE_BYTES, Population
+from tierkv.memory.population import PAUSE_SHARE, POPULATED_FROM_BYTES, SLICE_BYTES, SPARE_BYTES, Population
 from tierkv.memory.shared import SharedMemory
 from tierkv.types.engine import EngineSpec, GroupSpec
 
@@ -157,3 +158,15 @@ def test_available_memory_is_at_most_all_of_it() -> None:
     available = available_bytes()
     assert available is not None
     assert 16 * MIB < available <= usable_bytes()
+
+
+def test_it_pauses_in_proportion_to_its_work() -> None:
+    """The kernel's work on pages holds up the engine's own: each slice is followed by a pause, but for the last one."""
+    arena = HostArena(3 * SLICE_BYTES, PAYLOAD)
+    seconds, pauses = itertools.count(), list[float]()
+    population = Population(arena, pauses.append, lambda: float(next(seconds)), lambda: None)
+    population.run()
+    if not population.populated_bytes:
+        pytest.skip("this kernel has no MADV_POPULATE_WRITE (Linux 5.14)")
+    assert pauses == [float(PAUSE_SHARE)] * 2
+    arena.close()

@@ -10,7 +10,7 @@ from dispatch_bench import KEYS, DispatchBench, dispatching, wait_for
 from tier_bench import Bench, compressible
 
 from tierkv.dispatch import TierLimits
-from tierkv.dispatch.health.failed_reads import TRIALS_MAX, TRIED_MAX
+from tierkv.dispatch.health.failed_reads import TRIALS_MAX, TRIED_MAX, FailedReads
 from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -193,3 +193,13 @@ def test_a_new_process_that_knows_no_other_chunk_tries_again(bench: Bench) -> No
         dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
         assert read(dispatch, 1) == FAILED
         assert is_usable(dispatch)
+
+
+def test_a_trial_reads_what_was_read_before() -> None:
+    """Chunks that can never be read again must not keep the tier out: others that were read are tried beside them."""
+    reads = FailedReads(3)
+    reads.answered(KEYS[0])
+    for number in (1, 2, 3):
+        reads.failed(KEYS[number], 1.0)
+    assert reads.are_too_many
+    assert reads.trial_keys() == (KEYS[2], KEYS[3], KEYS[0])
