@@ -153,6 +153,9 @@ class TierState:
         # may still delete some.
         if op.verb is not Verb.DELETE:
             self.breaker.succeeded()
+        else:
+            is_undeleted = bool(op.keys) and tally.no_space == len(op.keys)
+            self.writes.deletion_ended(now_s, tally.faults[OutcomeKind.NO_SPACE][1] if is_undeleted else None)
         if op.verb is Verb.READ and op.keys:
             self.reads.answered(op.keys[-1])
         if op.verb is Verb.WRITE and tally.no_space and not tally.frame_bytes:

@@ -187,3 +187,30 @@ def test_a_tier_that_never_has_room_is_not_writable(bench: Bench, caplog: pytest
             'tier_not_writable tier=files reason="OutOfSpaceError: no room" suppressed=0',
             "tier_writable tier=files seconds_out=0.6 suppressed=0",
         ]
+
+
+def test_a_tier_that_has_no_room_to_evict_is_not_writable(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """LMDB copies the pages that it changes: on a disk without a free block it deletes nothing, the tier waits for its
+    evictions, and no write shows that it is full. Health said for ten seconds that it can be written."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+
+        def evict(outcome: OutcomeKind, after_s: float) -> bool:
+            dispatch.clock.advance(after_s)
+            assert dispatch.wait(dispatch.submit(Verb.DELETE, [1])) == [[outcome]]
+            return dispatch.dispatcher.health()[0].writable
+
+        assert dispatch.wait(dispatch.write(1, 1)) == [OK]
+        rule = bench.backend.add("delete", faults.raise_error(lambda: OutOfSpaceError("no room")))
+        assert [evict(OutcomeKind.NO_SPACE, 0.1) for _ in range(9)] == [True] * 9
+        bench.backend.rules.remove(rule)
+        assert evict(OutcomeKind.OK, 5.0)
+        rule = bench.backend.add("delete", faults.raise_error(lambda: OutOfSpaceError("no room")))
+        assert [evict(OutcomeKind.NO_SPACE, 0.5) for _ in range(4)] == [True, True, False, False]
+        assert dispatch.dispatcher.health()[0].usable
+        bench.backend.rules.remove(rule)
+        assert dispatch.wait(dispatch.write(2, 2)) == [OK], "no write was refused"
+        assert dispatch.dispatcher.health()[0].writable
+        assert [line.partition("event=")[2] for line in lines_of(caplog) if "writable" in line] == [
+            'tier_not_writable tier=files reason="OutOfSpaceError: no room" suppressed=0',
+            "tier_writable tier=files seconds_out=0.5 suppressed=0",
+        ]

@@ -2,8 +2,9 @@
 
 A disk that turned read-only, or is worn out, still reads. Its reads keep the tier in service, so its writes are counted
 by a breaker of their own. A storage without room answers: its writes go on, since the tier evicts to make room. If none
-finds room for a while, the tier is not writable all the same, and says so. Used on the engine's thread alone; no method
-waits.
+finds room for a while, the tier is not writable all the same, and says so. A storage that copies what it changes needs
+room to delete as well: without any, the tier waits for its evictions, and no write is submitted. Used on the engine's
+thread alone; no method waits.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ class WriteGate:
         self._breaker = Breaker(tier, failures_max, cooldown_s)
         self._trial: int | None = None
         self._no_room_s: float | None = None
+        self._undeleted_s: float | None = None
         self._has_room = True
 
     @property
     def is_open(self) -> bool:
-        """Whether the tier is writable: the last writes did not all fail, nor lack room for a while."""
+        """Whether the tier is writable: the last writes did not all fail, nor did writes or evictions lack room."""
         return self._breaker.usable and self._has_room
 
     def may_write(self, now_s: float) -> bool:
@@ -58,7 +60,7 @@ class WriteGate:
         """
         was_open, was_usable = self.is_open, self._breaker.usable
         if not failure:
-            self._no_room_s, self._has_room = None, True
+            self._no_room_s, self._undeleted_s, self._has_room = None, None, True
         self._count(op_id, now_s, failure)
         self._report(now_s, failure, was_open=was_open)
         return was_usable
@@ -71,6 +73,17 @@ class WriteGate:
         self._has_room = self._has_room and now_s - self._no_room_s < NO_ROOM_S
         self._count(op_id, now_s, "")
         self._report(now_s, reason, was_open=was_open)
+
+    def deletion_ended(self, now_s: float, no_room: str | None) -> None:
+        """A deletion was answered. no_room: why the storage had no room to delete any of its chunks; None: it had."""
+        was_open = self.is_open
+        if no_room is None:
+            self._undeleted_s = None
+            return
+        if self._undeleted_s is None:
+            self._undeleted_s = now_s
+        self._has_room = self._has_room and now_s - self._undeleted_s < NO_ROOM_S
+        self._report(now_s, no_room, was_open=was_open)
 
     def _count(self, op_id: int, now_s: float, failure: str) -> None:
         if op_id == self._trial:
