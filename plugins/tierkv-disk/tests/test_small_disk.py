@@ -153,6 +153,27 @@ with opened() as disk:
     run_on_small_disk(code, tmp_path, mib=6)
 
 
+def test_a_disk_without_inodes_is_opened(tmp_path: Path) -> None:
+    """Other programs' small files took the last inode, and the engine started again: its chunks were not served."""
+    code = """
+import subprocess
+with opened(segment_bytes=MIB) as disk:
+    stored = [number for number in range(200) if disk.write(frame(number)) == [None]]
+used = os.statvfs(mount).f_files - os.statvfs(mount).f_ffree
+subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", mount], check=True)
+try:
+    (mount / "other").touch()
+except OSError:
+    pass
+else:
+    raise AssertionError("there is an inode left")
+with opened(segment_bytes=MIB) as disk:
+    assert disk.scan().keys() == set(map(make_key, stored))
+    replace(disk, stored, 500, 1000)
+"""
+    run_on_small_disk(code, tmp_path, mib=16)
+
+
 REPLACED = """
 import subprocess
 from disk_support import frames

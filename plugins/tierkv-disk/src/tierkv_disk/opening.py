@@ -13,16 +13,16 @@ from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.directory import layout
 from tierkv_disk.directory.files import set_aside
-from tierkv_disk.directory.locks import NamespaceLock
+from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 from tierkv_disk.directory.shared import SharedDirectory, SharedLimits, namespaces
-from tierkv_disk.failures import as_tier_error
+from tierkv_disk.failures import NO_SPACE, as_tier_error
 from tierkv_disk.log.index_log import LogIdentity, has_log_of
 from tierkv_disk.namespace import LockedNamespace
 from tierkv_disk.open_namespace import OpenNamespace
 from tierkv_disk.options import DiskOptions
 from tierkv_disk.recovery.frame_search import FrameSearch
 from tierkv_disk.recovery.recovery import NamespaceFiles
-from tierkv_disk.segments.direct_io import FileIO, round_up, supports_direct
+from tierkv_disk.segments.direct_io import FileIO, accepts_direct, round_up, supports_direct
 from tierkv_disk.segments.segment_files import SegmentFiles, SegmentLimits
 
 FRAME_BYTES_LIMIT = 2**32
@@ -160,7 +160,13 @@ def _shared_limits(options: DiskOptions) -> SharedLimits:
 def _choose_direct(directory: Path, options: DiskOptions, tier: str) -> bool:
     if options.direct_io == "off":
         return False
-    if supports_direct(directory):
+    try:
+        is_supported = supports_direct(directory)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        is_supported = accepts_direct(directory / LOCK_NAME)  # a full disk has its chunks all the same
+    if is_supported:
         return True
     if options.direct_io == "on":
         raise BackendError(

@@ -50,6 +50,15 @@ def supports_direct(directory: Path) -> bool:
             os.close(fd)
 
 
+def accepts_direct(path: Path) -> bool:
+    """Whether an existing file can be opened with O_DIRECT: a question for where no other file can be created."""
+    try:
+        os.close(open_file(path, os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
 class FileIO:
     """Complete reads and writes at an offset of an open file. Thread safe: each thread has its own bounce buffer.
 
