@@ -83,6 +83,43 @@ def test_chunks_that_cost_more_than_they_give_are_found(
     assert all(one["ok"] and one["warns"] and "set chunk.tokens to" in one["fix"] for one in found)
 
 
+def test_a_tier_that_joins_chunks_takes_short_ones(tierkv: Run, tmp_path: Path) -> None:
+    """The reader of another process's LMDB copies from a map: it sends no request for a chunk."""
+    file = tmp_path / "reader.json"
+    reader = {"backend": "lmdb-read-only", "path": str(tmp_path / "lmdb"), "write": "read_only"}
+    file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "tiers": [reader]}), encoding="utf-8")
+    report = json.loads(tierkv("check", file, "--json").stdout)
+    assert "chunk" not in {found["subject"] for found in report["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("chunk", "ok", "names"),
+    [({"blocks": 4}, False, "chunk.blocks = 4"), ({"tokens": 256}, True, "chunk.tokens = 256"), ({}, None, "")],
+)
+def test_a_plan_that_wants_single_blocks_is_compared_with_the_chunks(
+    tierkv: Run, tmp_path: Path, chunk: dict[str, int], ok: bool | None, names: str
+) -> None:
+    """An engine refuses such a stack at its start, after `tierkv check` had passed it."""
+    file = tmp_path / "lazy.json"
+    file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "chunk": chunk, "store": {"plan": "lazy"}}), "utf-8")
+    said = tierkv("check", file, "--json")
+    found = [found for found in json.loads(said.stdout)["findings"] if found["subject"] == "store.plan"]
+    assert [one["ok"] for one in found] == ([] if ok is None else [ok])
+    assert said.exit_code == (1 if ok is False else 0)
+    assert all(names in one["detail"] and "set chunk.blocks = 1" in one["fix"] for one in found)
+
+
+def test_a_variable_in_a_path_is_found(tierkv: Run, tmp_path: Path) -> None:
+    """A user who writes it as in a shell would get a folder of that name, in the directory of the process."""
+    (warned,) = (
+        found
+        for found in findings(tierkv, tmp_path, disk("a", tmp_path / "$CACHE" / "kv"), disk("b", tmp_path / "b"))
+        if found["subject"] == "place"
+    )
+    assert (warned["tier"], warned["ok"], warned["warns"]) == ("a", True, True)
+    assert "$CACHE is part of the name" in warned["detail"]
+
+
 def test_memory_is_known() -> None:
     """A wrong unit would let every stack pass, or none."""
     assert GIB // 8 < usable_bytes() < 2**50

@@ -136,6 +136,14 @@ def test_tokens_instead_of_blocks() -> None:
             {"host": HOST, "tiers": [DISK, {**DISK, "path": "/b"}]},
             r"tiers\[1\]\.name = \"disk\": tiers\[0\] has this name too; give each",
         ),
+        (
+            {"host": HOST, "record": {"bytes_max": "1KiB"}},
+            r"record\.bytes_max = \"1KiB\": must be a size of at least 64KiB: a whole number of bytes",
+        ),
+        (
+            {"host": HOST, "record": {"spans": "otlp"}},
+            r"record\.spans = \"otlp\": give \"program\", or the URL of a collector",
+        ),
         ({"host": HOST, 7: 8}, r"s\.toml: keys must be text, and 7 is not"),
     ],
 )

@@ -92,9 +92,12 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
         ),
         (
             {"backend": "bucket", "capacity": "1GiB"},
-            "tiers[0].capacity = 1073741824: backend 'bucket' is shared with other processes",
+            "tiers[0].capacity = \"1GiB\": backend 'bucket' is shared with other processes",
         ),
-        ({"backend": "archive"}, 'tiers[0].write = "through": backend \'archive\' never writes; write = "read_only"'),
+        (
+            {"backend": "archive"},
+            'tiers[0].write = "through": backend \'archive\' never writes; set write = "read_only"',
+        ),
         ({**DISK, "io_threads": 99}, "tiers[0].io_threads = 99: backend 'disk' takes at most 2 calls at once"),
         ({**DISK, "pth": "/y"}, "tiers[0].pth = \"/y\": unknown key; did you mean 'path'?"),
         ({**DISK, "depth": 9}, "tiers[0]: backend 'disk' refuses its options: depth is at most 8"),
@@ -149,6 +152,17 @@ def test_a_misspelt_backend_does_not_come_with_a_package_to_install(registry: Pl
     (line,) = complaints(registry, {"backend": "dsik"})
     assert "did you mean 'disk'?" in line
     assert "pip install" not in line
+
+
+@pytest.mark.parametrize(("name", "own"), [("redis", "valkey"), ("S3", "fsspec"), ("nvme", "disk")])
+def test_the_name_of_a_product_leads_to_the_backend_that_serves_it(
+    registry: PluginRegistry, name: str, own: str
+) -> None:
+    """A user of Redis was asked for a disk, and for a package of that name that this project does not have."""
+    (line,) = complaints(registry, {"backend": name})
+    assert f"unknown backend {name!r}; backend {own!r} serves it; installed: " in line
+    assert f"tierkv-{name.lower()}" not in line
+    assert ("pip install" in line) == (own not in registry.backends)
 
 
 def test_a_file_of_a_later_format_is_refused() -> None:

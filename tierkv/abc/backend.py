@@ -124,7 +124,10 @@ class Backend(Protocol):
         """Delete the frame of each key. An absent key is no error."""
 
     def close(self) -> None:
-        """Release all resources. Called once, after every other call has returned or was abandoned."""
+        """Release all resources. A second call does nothing.
+
+        Abandoned calls may still run, and end later: none may acknowledge a write that the next open would not find.
+        """
 
 
 @runtime_checkable

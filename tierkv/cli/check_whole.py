@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ CHUNK_TOKENS_MAX = 512
 REMOTE_CHUNK_TOKENS_MIN = 64
 """Tokens per chunk below which a tier with a request per chunk spends most time on requests; likewise measured."""
 
+_VARIABLE = re.compile(r"\$\{?\w+\}?|%\w+%")
+
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 FILES_MAX = 10_000
@@ -48,8 +51,20 @@ def check_whole(
     if chunk is not None:
         yield from check_chunk(chunk, tiers)
     places = [(tier, place) for tier in tiers if (place := place_of(tier)) is not None]
+    yield from check_names(places)
     yield from check_places(places)
     yield from check_capacities(places)
+
+
+def check_plan(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a finding where the store plan wants other chunks: an engine with such a stack would not start."""
+    blocks, tokens = config.chunk.blocks, config.chunk.tokens
+    if config.store.plan != "lazy" or blocks == 1:
+        return
+    size = f"chunk.blocks = {blocks}" if blocks else f"chunk.tokens = {tokens} is often more than one"
+    detail = f'store.plan = "lazy" stores single blocks, and {size}'
+    fix = 'set chunk.blocks = 1, or store.plan = "eager"'
+    yield "stack", CheckResult("store.plan", ok=blocks is None, detail=detail, fix=fix, warns=blocks is None)
 
 
 def check_files(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
@@ -91,7 +106,8 @@ def check_chunk(chunk: ChunkConfig, tiers: Sequence[ResolvedTier]) -> Iterator[t
         yield HOST, CheckResult("chunk", ok=True, detail=detail, fix=fix, warns=True)
     for tier in tiers:
         capabilities = tier.backend.capabilities
-        joins_chunks = not capabilities.shared or capabilities.preferred_write_bytes is not None
+        call_bytes = capabilities.preferred_read_bytes or capabilities.preferred_write_bytes
+        joins_chunks = not capabilities.shared or call_bytes is not None
         if tokens < REMOTE_CHUNK_TOKENS_MIN and not joins_chunks:
             detail = f"{size}: each chunk is a request of its own here, which is slow below about 2 MiB a chunk"
             fix = "set chunk.tokens to 256 if a token of the model has less than 32 KiB, to 64 below 128 KiB"
@@ -128,6 +144,15 @@ def place_of(tier: ResolvedTier) -> Path | None:
     if isinstance(url, str) and url.startswith("file://"):
         path = url.removeprefix("file://")
     return Path(path).expanduser().resolve() if isinstance(path, str | Path) else None
+
+
+def check_names(places: list[tuple[ResolvedTier, Path]]) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a warning for each tier whose directory has the name of a variable, as a shell would replace it."""
+    for tier, place in places:
+        if variable := _VARIABLE.search(str(place)):
+            detail = f"{place}: {variable[0]} is part of the name: no variable is replaced in a stack file"
+            fix = "write the path in full, or begin it with ~"
+            yield tier.config.name, CheckResult("place", ok=True, detail=detail, fix=fix, warns=True)
 
 
 def check_places(places: list[tuple[ResolvedTier, Path]]) -> Iterator[tuple[str, CheckResult]]:

@@ -13,6 +13,10 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parse the number."""
+        try:
+            float(cast("str", value))
+        except ValueError:
+            self.fail(f"{value!r} is no number; write it without a unit, such as 2000 or 0.5", param, ctx)
         number = float(super().convert(cast("float", value), param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r}: give a finite number", param, ctx)

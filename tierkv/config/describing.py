@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from tierkv.config.units import SIZE_ALLOWED, parse_size
+from tierkv.config.units import SIZE_ALLOWED, format_size, parse_size
 
 _COUNT_MAX = 2**31 - 1
 """Bound of whole numbers that have no practical limit. Messages do not name it."""
@@ -50,7 +50,7 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
         (inner,) = (part for part in get_args(annotation) if part is not types.NoneType)
         return _in_words(name, inner, marks)
     if any(isinstance(mark, BeforeValidator) and mark.func is parse_size for mark in marks):
-        return SIZE_ALLOWED
+        return _size_in_words(marks)
     if get_origin(annotation) is Literal:
         return " or ".join(_quoted(choice) for choice in get_args(annotation))
     if (model := model_of(annotation)) is not None:
@@ -58,6 +58,11 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
         table = f"a list of tables; in TOML write each as `[[{name}]]`" if is_list else f"a table; in TOML `[{name}]`"
         return str(getattr(model, "ALLOWED", table))  # a model with a shorter form states it in ALLOWED
     return _plain_in_words(name, annotation, marks)
+
+
+def _size_in_words(marks: Iterable[Any]) -> str:
+    low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
+    return SIZE_ALLOWED if low is None else f"a size of at least {format_size(low)}: {SIZE_ALLOWED}"
 
 
 def _plain_in_words(name: str, annotation: object, marks: Iterable[Any]) -> str:

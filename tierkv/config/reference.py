@@ -58,7 +58,9 @@ def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
 
 def _value(name: str, field: FieldInfo) -> str:
     allowed = allowed_values(name, field)
-    return "a size" if allowed == SIZE_ALLOWED else allowed.replace("|", "\\|")
+    if allowed.startswith("a size of"):
+        allowed = allowed.removesuffix(f": {SIZE_ALLOWED}")
+    return allowed.replace(SIZE_ALLOWED, "a size").replace("|", "\\|")
 
 
 def _default(name: str, field: FieldInfo) -> str:

@@ -11,6 +11,7 @@ from tierkv.config.options import ConfigurablePlugin, make_options
 from tierkv.config.problems import Problem, raise_problems
 from tierkv.config.schema import StackConfig
 from tierkv.config.tier_schema import TierConfig
+from tierkv.config.units import format_size
 from tierkv.errors import PluginError
 from tierkv.plugins.origins import Registered
 from tierkv.plugins.registry import PluginRegistry
@@ -165,14 +166,14 @@ def _check_against_capabilities(tier: TierConfig, path: str, backend: BackendPlu
     can = backend.capabilities
     problems: list[Problem] = []
     if can.read_only and tier.write != "read_only":
-        message = f'backend {backend.name!r} never writes; write = "read_only"'
+        message = f'backend {backend.name!r} never writes; set write = "read_only"'
         problems.append(Problem(f"{path}.write", message, tier.write))
     if can.shared and tier.capacity is not None:
         message = (
             f"backend {backend.name!r} is shared with other processes, so no single one can keep it within a capacity; "
             f"remove the key, and set a limit or lifetime in the shared storage"
         )
-        problems.append(Problem(f"{path}.capacity", message, tier.capacity))
+        problems.append(Problem(f"{path}.capacity", message, format_size(tier.capacity)))
     if tier.capacity is None and (tier.tenant_quota is not None or tier.tenant_quotas):
         key, value = ("tenant_quota", tier.tenant_quota) if tier.tenant_quota else ("tenant_quotas", tier.tenant_quotas)
         message = (

@@ -20,6 +20,7 @@ from tierkv.config.values import (
     PositiveSeconds,
     Seconds,
     Size,
+    SpansTarget,
     Table,
     TenantQuota,
     TenantQuotas,
@@ -206,7 +207,7 @@ class RecordConfig(Table):
     keep: Annotated[int, Field(ge=0, le=100)] = Field(
         default=1, description="Number of older files that are kept, as `path.1`, `path.2` and so on."
     )
-    spans: Name | None = Field(
+    spans: SpansTarget | None = Field(
         default=None,
         description="Where spans of OpenTelemetry go: `program`, the tracer provider of the program, or the URL of a "
         "collector. Needs the extra `otel`: `pip install '.[otel]'` in a checkout. Default: none.",

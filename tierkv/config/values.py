@@ -13,6 +13,9 @@ from tierkv.config.units import parse_size
 HOST_TIER = "host"
 """Name of the host tier in events, metrics and messages. No other tier may have it."""
 
+OWN_TRACER = "program"
+"""Value of ``record.spans`` that selects the tracer provider which the program has set."""
+
 _TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _DAY_S = 86_400.0
 
@@ -23,6 +26,15 @@ def _check_tier_name(name: str) -> str:
     if name == HOST_TIER:
         raise ValueError(f"{HOST_TIER!r} is the name of the host tier; choose another")
     return name
+
+
+def _check_spans(where: str) -> str:
+    if where != OWN_TRACER and not where.startswith(("http://", "https://")):
+        raise ValueError(
+            f'give "{OWN_TRACER}", or the URL of a collector for OTLP over HTTP, such as '
+            '"http://127.0.0.1:4318/v1/traces"'
+        )
+    return where
 
 
 def default_tier_name(backend: object) -> str:
@@ -38,6 +50,7 @@ PositiveSeconds = Annotated[float, Field(gt=0, le=_DAY_S)]
 Seconds = Annotated[float, Field(ge=0, le=_DAY_S)]
 TierName = Annotated[str, AfterValidator(_check_tier_name)]
 Name = Annotated[str, Field(min_length=1)]
+SpansTarget = Annotated[str, AfterValidator(_check_spans)]
 
 TenantQuota = Annotated[
     Size | None,

@@ -22,6 +22,12 @@ T = TypeVar("T")
 
 OWN_BACKENDS = ("disk", "fsspec", "lmdb", "valkey")
 """Backends in the repository of this distribution. No package index has them; another project may take their names."""
+_SERVED_BY = {
+    **dict.fromkeys(("file", "nvme", "ssd"), "disk"),
+    **dict.fromkeys(("abfs", "az", "azure", "gcs", "gs", "http", "https", "minio", "nfs", "s3", "sftp"), "fsspec"),
+    **dict.fromkeys(("redis", "rediss", "valkeys"), "valkey"),
+}
+"""Names of products and protocols that a user may write in place of a backend of this project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +117,14 @@ class PluginRegistry:
             if name in (broken.name, broken.distribution.removeprefix("tierkv-")):
                 raise PluginError(f"{kind} {name!r}: its plugin {broken.origin} is broken: {broken.error}")
         installed = ", ".join(sorted(known)) or "none"
-        parts = [f"unknown {kind} {name!r}", nearest_hint(name, known), f"installed: {installed}"]
-        if kind == "backend" and name in OWN_BACKENDS:
-            parts.append(f"in a checkout of tierkv: pip install . ./plugins/tierkv-{name}")
+        own = name if name in OWN_BACKENDS else _SERVED_BY.get(name.lower())
+        is_own = kind == "backend" and own is not None
+        hint = f"backend {own!r} serves it" if is_own and own != name else nearest_hint(name, known)
+        parts = [f"unknown {kind} {name!r}", hint, f"installed: {installed}"]
+        if is_own and own not in known:
+            parts.append(f"in a checkout of tierkv: pip install . ./plugins/tierkv-{own}")
         elif (
-            kind == "backend" and name.isidentifier() and not _is_a_slip(name, known)
+            kind == "backend" and not is_own and name.isidentifier() and not _is_a_slip(name, known)
         ):  # a slip must not fetch a foreign package
             parts.append(f"if a plugin provides it: pip install tierkv-{name.lower().replace('_', '-')}")
         if self.broken:

@@ -12,11 +12,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from tierkv._version import __version__
+from tierkv.config.values import OWN_TRACER
 from tierkv.dispatch.threads.spawn import OneShot, Spawn, start_thread, wait_until
-from tierkv.errors import ConfigError
 
-PROGRAM = "program"
-"""Value that selects the tracer provider which the program has set."""
 EXPORT_TIMEOUT_S = 5.0
 
 
@@ -24,19 +22,12 @@ def open_tracer(where: str, spawn: Spawn = start_thread) -> tuple[trace.Tracer, 
     """Return a tracer, and a function that exports what is pending within some seconds.
 
     Args:
-        where: ``"program"``, or the URL of a collector that takes OTLP over HTTP.
+        where: ``"program"`` for the tracer provider that the program has set, or the URL of a collector that takes
+            OTLP over HTTP.
         spawn: starts the thread that ends the exporter.
-
-    Raises:
-        ConfigError: it is neither.
     """
-    if where == PROGRAM:
+    if where == OWN_TRACER:
         return trace.get_tracer("tierkv", __version__), lambda _timeout_s: None
-    if not where.startswith(("http://", "https://")):
-        raise ConfigError(
-            f'record.spans = "{where}": give "{PROGRAM}", or the URL of a collector for OTLP over HTTP, such as '
-            '"http://127.0.0.1:4318/v1/traces"'
-        )
     resource = Resource({SERVICE_NAME: "tierkv"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=where, timeout=EXPORT_TIMEOUT_S)))

@@ -168,7 +168,7 @@ class Block(Protocol):
 
     @property
     def block_id(self) -> int:
-        """Index in the engine's KV tensors."""
+        """Index in the engine's KV tensors. Ids are common to all groups: a block belongs to one group at a time."""
 
     @property
     def block_hash(self) -> bytes | None:

@@ -12,7 +12,8 @@ import pytest
 
 import tierkv_disk
 from tierkv.abc import SPI_VERSION
-from tierkv.config import load_config, resolve
+from tierkv.config import load_config, parse_config, resolve
+from tierkv.errors import ConfigError
 from tierkv.plugins.loading import load_plugins
 from tierkv_disk import DiskOptions
 
@@ -46,6 +47,17 @@ def test_bad_options_are_named_with_their_value(options: dict[str, str], message
     """The framework adds file and key path; key, value and allowed values come from here."""
     with pytest.raises(ValueError, match=message):
         DiskOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [("direct_io", True, "'auto', 'on' or 'off'"), ("durability", "fsync", "'none', 'batch' or 'always'")],
+)
+def test_a_choice_of_another_type_is_answered_with_the_choices(option: str, value: object, allowed: str) -> None:
+    """`direct_io = true` was answered with "must be text in quotes", which names no value that is allowed."""
+    tier = {"backend": "disk", "path": "x", "capacity": "1GiB", option: value}
+    with pytest.raises(ConfigError, match=rf"tiers\[0\]\.{option} = .*: must be {allowed}$"):
+        resolve(parse_config({"host": {"capacity": "1GiB"}, "tiers": [tier]}), load_plugins())
 
 
 def test_readme_lists_every_option_with_its_default(tmp_path: Path) -> None:

@@ -154,6 +154,8 @@ def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[s
         (["--speed", "disk"], "give a speed such as disk=3GB,0.2ms"),
         (["--speed", "disk=3GB,fast"], "'fast' is no time: write it in us, ms or s"),
         (["--speed", "disk=three"], "give a speed such as disk=3GB,0.2ms"),
+        (["--speed", "disk=6"], "'disk=6': '6' has no unit; give a speed such as disk=3GB,0.2ms"),
+        (["--speed", "disk=6.5/s"], "'6.5' has no unit"),
         (["--price", "disk=cheap"], "'disk=cheap' is no price; give one such as disk=0.08, per GiB"),
         (["--price", "host=1"], "there is no price of tier 'disk': add --price disk=PRICE"),
         (["--price", "dsk=1"], "--price dsk=...: no stack has such a tier or backend"),
@@ -161,6 +163,7 @@ def test_the_page_is_whole_in_a_browser(tierkv: Run, trace: Path, stacks: list[s
         (["--price", "dsk=1", "--price", "disk=1"], "names: disk, engine, host"),
         (["--prefill", "0"], "0"),
         (["--prefill", "1e-300"], "is not in the range x>=0.001"),
+        (["--prefill", "2k"], "'2k' is no number"),
         (["--prefill", "nan"], "'nan': give a finite number"),
         (["--prefill", "inf"], "'inf': give a finite number"),
         (

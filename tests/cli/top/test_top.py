@@ -338,8 +338,8 @@ def test_an_address_that_is_none(target: str) -> None:
 
 
 def test_an_unknown_name_is_taken_for_a_record() -> None:
-    """A name that is no address is a path."""
-    with pytest.raises(ConfigError, match="no such record"):
+    """A name that is no address is a path; the answer to a host without a port names the port."""
+    with pytest.raises(ConfigError, match=r"no such record.*; an address has a port, such as localhost:9400"):
         source_of("localhost")
 
 

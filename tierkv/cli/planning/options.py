@@ -105,7 +105,7 @@ class SpeedOf(click.ParamType):  # type: ignore[type-arg]  # (the same)
         name, equals, rest = str(value).partition("=")
         rate, comma, latency = rest.partition(",")
         try:
-            bytes_per_s = parse_size(rate.removesuffix("/s").strip())
+            bytes_per_s = _rate(rate)
             latency_s = _seconds(latency) if comma else 0.0
         except ValueError as error:
             self.fail(f"{value!r}: {error}; give a speed such as disk=3GB,0.2ms", param, ctx)
@@ -129,6 +129,18 @@ class PriceOf(click.ParamType):  # type: ignore[type-arg]  # (the same)
         if not name.strip() or not math.isfinite(price) or price < 0:
             self.fail(f"{value!r} is no price; give one such as disk=0.08, per GiB", param, ctx)
         return name.strip(), price
+
+
+def _rate(text: str) -> int:
+    """Parse bytes per second such as ``3GB`` or ``3GB/s``.
+
+    Raises:
+        ValueError: it is none, or has no unit: 6 is meant as gigabytes more often than as bytes.
+    """
+    size = text.removesuffix("/s").strip()
+    if size.replace(".", "", 1).isdecimal():
+        raise ValueError(f"{size!r} has no unit")
+    return parse_size(size)
 
 
 def _seconds(text: str) -> float:

@@ -74,7 +74,10 @@ def source_of(target: str) -> Source:
         return MetricsPort(f"http://{found[1] or '127.0.0.1'}:{found[2]}/metrics")
     if "://" in target or target.startswith(":"):
         raise ConfigError(f"{target}: this is no address of metrics; give one such as :9400 or http://127.0.0.1:8000")
-    files_of(Path(target))
+    try:
+        files_of(Path(target))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; an address has a port, such as localhost:9400") from error
     return RecordFile(Path(target))
 
 

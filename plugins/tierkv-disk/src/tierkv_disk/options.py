@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tierkv.abc.places import absolute_path
 
@@ -19,7 +20,7 @@ class DiskOptions:
 
     path: str
     """Directory for this program alone; created if absent. Several namespaces, processes and ranks may share it."""
-    durability: str = "batch"
+    durability: Literal["none", "batch", "always"] = "batch"
     """Time of forcing bytes to the device. Each value survives kill -9; they differ in what a power cut may take.
 
     "batch": once per write call, before it is acknowledged. "always": after each frame of the call as well. "none":
@@ -40,7 +41,7 @@ class DiskOptions:
     """Bytes of bad frames that may be kept out of service."""
     segment_bytes: int = 256 * MIB
     """Size of a segment file, allocated at once. Larger tiers use larger segments (at most 128)."""
-    direct_io: str = "auto"
+    direct_io: Literal["auto", "on", "off"] = "auto"
     """Value "auto" bypasses the page cache if the file system can; "on" requires it; "off" does not try."""
 
     def __post_init__(self) -> None:
