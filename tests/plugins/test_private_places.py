@@ -11,6 +11,7 @@ import pytest
 from tierkv.abc.places import (
     absolute_path,
     check_private_directory,
+    differs_in_one_byte,
     make_private_directory,
     open_private,
     read_short_file,
@@ -150,3 +151,12 @@ def test_nothing_endless_is_read(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     with pytest.raises(OSError, match=r"longer than|not a regular file|directory"):
         read_short_file(path)
+
+
+def test_one_bad_byte_is_told_from_another_program() -> None:
+    """Damage is repaired; the file of another program, or of another version, must stay."""
+    written = b'{"format": "tierkv-lmdb"}'
+    assert differs_in_one_byte(b'{"format": "tierkv-lmdc"}', written)
+    assert not differs_in_one_byte(b'{"format": "tierkv-disk"}', written)
+    assert not differs_in_one_byte(written, written)
+    assert not differs_in_one_byte(written + b"\n", written)

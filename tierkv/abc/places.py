@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+from operator import ne
 from pathlib import Path
 
 from tierkv.errors import BackendError
@@ -193,3 +194,15 @@ def read_short_file(path: Path, bytes_max: int = SHORT_FILE_BYTES_MAX) -> bytes:
     if len(content) > bytes_max:
         raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
     return bytes(content)
+
+
+def differs_in_one_byte(content: bytes, expected: bytes) -> bool:
+    """Whether a short file is one that this program writes, but for one byte: it is damaged, not of another program.
+
+    May be called on any thread.
+
+    Args:
+        content: as it was read.
+        expected: as this program writes it.
+    """
+    return len(content) == len(expected) and sum(map(ne, content, expected)) == 1

@@ -225,6 +225,25 @@ def test_a_damaged_marker_costs_nothing(
     assert "tierkv-disk.json is kept as tierkv-disk.json.damaged" in caplog.text
 
 
+@pytest.mark.parametrize("word", [b"program", b"tierkv-disk", b"format"])
+@pytest.mark.parametrize("name", ["tierkv-disk.json", "namespace.json"])
+def test_a_flipped_bit_makes_no_file_of_another_program(
+    open_disk: OpenDisk, place: Path, directory: Path, name: str, word: bytes
+) -> None:
+    """The file can be parsed, and names a program that does not exist: half of all single bits of a marker did that."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    document = (place if name == layout.MARKER_NAME else directory) / name
+    good = document.read_bytes()
+    at = good.index(word) + 2
+    damaged = good[:at] + bytes([good[at] ^ 2]) + good[at + 1 :]
+    document.write_bytes(damaged)
+    with open_disk() as disk:
+        assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+    assert document.read_bytes() == good
+    assert document.with_name(f"{name}.damaged").read_bytes() == damaged
+
+
 def test_a_lost_marker_is_written_anew(open_disk: OpenDisk, place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A namespace's manifest shows whose the directory is: a lost side file must not keep an engine from starting."""
     with open_disk() as disk:

@@ -29,7 +29,9 @@ def test_foreign_manifest_is_refused_and_unchanged(tmp_path: Path, content: str)
     assert manifest.read_text() == content
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "endless"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "empty", "endless", "another program", "no version", "another dtype", "no groups"]
+)
 def test_a_damaged_manifest_is_written_anew(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """One bad byte in a side file keeps no engine from starting, a long one does not fill its memory, and every chunk
     stays.
@@ -42,7 +44,16 @@ def test_a_damaged_manifest_is_written_anew(tmp_path: Path, damage: str, caplog:
     if damage == "endless":
         os.truncate(manifest, 1 << 40)
     else:
-        damaged = {"cut": content[:-20], "flipped": bytes([content[0] ^ 0x80]) + content[1:], "empty": b""}
+        damaged = {
+            "cut": content[:-20],
+            "flipped": bytes([content[0] ^ 0x80]) + content[1:],
+            "empty": b"",
+            "another program": content.replace(b"tierkv-fsspec", b"tierkv-fssped"),
+            "no version": content.replace(b"version", b"vershon"),
+            "another dtype": content.replace(b'"dtype": "b', b'"dtype": "c'),
+            "no groups": content.replace(b"groups", b"groupr"),
+        }
+        assert damaged[damage] != content
         manifest.write_bytes(damaged[damage])
     backend = open_at(f"file://{tmp_path}")
     assert get(backend, key(1)) == [FRAME]

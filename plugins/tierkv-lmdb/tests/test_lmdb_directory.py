@@ -152,7 +152,11 @@ def test_a_lost_marker_without_proof_is_refused(tmp_path: Path, beside: str) -> 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [*product(("tierkv-lmdb.json", "namespace.json"), ("cut", "flipped")), ("namespace.json", "another value")],
+    [
+        *product(("tierkv-lmdb.json", "namespace.json"), ("cut", "flipped", "another program", "no version")),
+        ("namespace.json", "another value"),
+        ("namespace.json", "another fingerprint"),
+    ],
 )
 def test_a_damaged_side_file_is_written_anew(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
@@ -166,7 +170,10 @@ def test_a_damaged_side_file_is_written_anew(
     damaged = {
         "cut": content[:-5],
         "flipped": bytes([content[0] ^ 0x80]) + content[1:],
+        "another program": content.replace(b"tierkv-lmdb", b"tierkv-lmdc"),
+        "no version": content.replace(b"version", b"vershon"),
         "another value": content.replace(b'"dtype": "b', b'"dtype": "c'),
+        "another fingerprint": content.replace(b"fingerprint", b"fingerprins"),
     }
     assert damaged[damage] != content
     file.write_bytes(damaged[damage])

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tierkv.abc.logs import plugin_logger
+from tierkv.abc.places import differs_in_one_byte
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_fsspec.failures import clear_tracebacks
@@ -29,7 +30,7 @@ def claim_namespace(store: Store, namespace: Namespace, url: str, now: datetime)
     """
     if compare_manifest(store, namespace, url):
         return
-    content = _write(namespace, now)
+    content = _write(namespace, now.isoformat(timespec="seconds"))
     if not store.create(MANIFEST, content) and not compare_manifest(store, namespace, url):
         _log.warning("%s/%s is damaged, and written anew", url, MANIFEST)
         store.write(MANIFEST, memoryview(content))
@@ -53,23 +54,31 @@ def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
     if found is None:
         return False
     differences = list(_differences(found, namespace))
-    if differences:
+    if differences and not _has_bad_byte(text, found, namespace):
         raise NamespaceMismatchError(
             f"{url}/{MANIFEST} does not describe this namespace ({namespace.model!r}): {'; '.join(differences)}. "
             f"Give another url; or, if that data is not needed, remove everything below {url}"
         )
-    return found.get("namespace") == _described(namespace)  # with anything else in it, no tool could read it
+    return not differences and found.get("namespace") == _described(
+        namespace
+    )  # with anything else in it, no tool could read it
 
 
-def _write(namespace: Namespace, now: datetime) -> bytes:
+def _write(namespace: Namespace, created: object) -> bytes:
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "created": now.isoformat(timespec="seconds"),
+        "created": created,
         "fingerprint": namespace.fingerprint().hex(),
         "namespace": namespace.describe(),
     }
     return json.dumps(content, indent=1).encode()
+
+
+def _has_bad_byte(text: bytes, found: dict[str, Any], namespace: Namespace) -> bool:
+    """Whether it is what this version writes, but for one byte: damage, and no other program's file."""
+    is_of_this_version = found.get("version", VERSION) == VERSION
+    return is_of_this_version and differs_in_one_byte(bytes(text), _write(namespace, found.get("created")))
 
 
 def _differences(found: dict[str, Any], namespace: Namespace) -> Iterator[str]:

@@ -26,9 +26,10 @@ from pathlib import Path
 
 from tierkv.abc.held_locks import HeldLock
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import make_private_directory, read_short_file, set_aside
+from tierkv.abc.places import make_private_directory, set_aside
 from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
+from tierkv_lmdb.documents import has_bad_byte, read_json, text_of
 
 FORMAT = {"format": "tierkv-lmdb", "version": 1}
 MARKER = "tierkv-lmdb.json"
@@ -130,7 +131,7 @@ def last_used_s(directory: Path) -> float | None:
 
 
 def _in_use(path: Path) -> str:
-    pid = _text_of(path) or "unknown"
+    pid = text_of(path) or "unknown"
     where = "this process" if pid == str(os.getpid()) else f"process {pid}"
     return (
         f"{path.parent}: in use by {where}. One process at a time may open a namespace of an LMDB tier: stop that one, "
@@ -165,7 +166,7 @@ def claim_root(root: Path) -> None:
     trouble = foreign_content(root)
     if trouble:
         raise NamespaceMismatchError(trouble)
-    if _read_json(root / MARKER) != FORMAT:
+    if read_json(root / MARKER) != FORMAT:
         if not os.path.lexists(root / MARKER) and any(_NAMESPACE.fullmatch(path.name) for path in root.iterdir()):
             _log.warning("%s has no %s: it is written anew", root, MARKER)
         _begin_anew(root / MARKER, json.dumps(FORMAT))
@@ -193,10 +194,10 @@ def require_root(root: Path) -> None:
 def foreign_content(root: Path) -> str | None:
     """Reason why an existing ``root`` is not a tierkv-lmdb directory; None if it is one or may become one."""
     names = {path.name for path in root.iterdir()}
-    found = _read_json(root / MARKER)
+    found = read_json(root / MARKER)
     if found == FORMAT:
         return None
-    if isinstance(found, dict):
+    if isinstance(found, dict) and not has_bad_byte(root / MARKER, found, json.dumps(FORMAT)):
         return f"{root / MARKER} holds {found!r}, and this version of tierkv-lmdb reads {FORMAT!r}: give another path"
     is_damaged = MARKER in names
     foreign = sorted(
@@ -217,7 +218,7 @@ def _lost_its_marker(root: Path, names: Sequence[str]) -> bool:
     """
     if not all(map(_NAMESPACE.fullmatch, names)):
         return False
-    manifests = [_read_json(root / name / MANIFEST) for name in names]
+    manifests = [read_json(root / name / MANIFEST) for name in names]
     return any(
         isinstance(manifest, dict) and manifest.get("format") == FORMAT["format"] for manifest in manifests
     ) or all((root / name).is_dir() and not any((root / name).iterdir()) for name in names)
@@ -233,7 +234,7 @@ def claim_namespace(directory: Path, namespace: Namespace) -> None:
         OSError: it cannot be written.
     """
     if not has_manifest(directory, namespace):
-        _begin_anew(directory / MANIFEST, json.dumps(_description(namespace), indent=1, sort_keys=True))
+        _begin_anew(directory / MANIFEST, _manifest_text(namespace))
 
 
 def has_manifest(directory: Path, namespace: Namespace) -> bool:
@@ -243,18 +244,18 @@ def has_manifest(directory: Path, namespace: Namespace) -> bool:
         NamespaceMismatchError: the manifest describes another namespace.
     """
     manifest, wanted = directory / MANIFEST, _description(namespace)
-    found = _read_json(manifest)
+    found = read_json(manifest)
     if found == wanted:
         return True
     # With this fingerprint, which is the directory's name as well, it can describe no other namespace.
-    if isinstance(found, dict) and (
+    is_other = isinstance(found, dict) and (
         found.get("fingerprint") != directory.name or any(found.get(name) != value for name, value in FORMAT.items())
-    ):
+    )
+    if is_other and not has_bad_byte(manifest, found, _manifest_text(namespace)):
         raise NamespaceMismatchError(
             f"{manifest} does not describe this namespace ({namespace.model!r}, fingerprint {directory.name}) but "
             f"{str(found)[:200]}. If the directory is not needed, remove {directory}"
         )
-
     return False
 
 
@@ -271,6 +272,10 @@ def _description(namespace: Namespace) -> object:
     return json.loads(json.dumps(plain))
 
 
+def _manifest_text(namespace: Namespace) -> str:
+    return json.dumps(_description(namespace), indent=1, sort_keys=True)
+
+
 def drop_unsynced_data(directory: Path) -> None:
     """Remove data that was not synced when the machine went down: LMDB may crash on reading it."""
     marker = directory / UNSYNCED
@@ -283,7 +288,7 @@ def drop_unsynced_data(directory: Path) -> None:
 
 def is_of_this_boot(directory: Path) -> bool:
     """Whether the marker of unsynced data was written since the machine started. A damaged one was not."""
-    return _text_of(directory / UNSYNCED) == boot_id()
+    return text_of(directory / UNSYNCED) == boot_id()
 
 
 def is_foreign(path: Path) -> bool:
@@ -344,7 +349,7 @@ def record_loss(directory: Path, reason: str) -> None:
 
 def read_losses(directory: Path) -> tuple[int, str]:
     """Number of times that a namespace started empty after damage, and the last reason. Unreadable counts as none."""
-    found = _read_json(directory / LOSSES)
+    found = read_json(directory / LOSSES)
     if not isinstance(found, dict) or not isinstance(count := found.get("count"), int):
         return 0, ""
     return min(max(count, 0), LOSSES_MAX), str(found.get("last", ""))[:200]
@@ -381,19 +386,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _read_json(path: Path) -> object:
-    """Content of a short JSON file; None if it is absent or damaged."""
-    try:
-        return json.loads(read_short_file(path))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _text_of(path: Path) -> str:
-    """Content of a short file; empty if it cannot be read."""
-    try:
-        return read_short_file(path).decode(errors="replace").strip()
-    except OSError:
-        return ""

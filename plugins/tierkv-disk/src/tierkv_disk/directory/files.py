@@ -130,8 +130,8 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def read_text(path: Path, bytes_max: int = DOCUMENT_BYTES_MAX) -> str:
-    """Read a small file. Bytes that are no UTF-8 are replaced.
+def read_bytes(path: Path, bytes_max: int = DOCUMENT_BYTES_MAX) -> bytes:
+    """Read a small file.
 
     Raises:
         OSError: it cannot be read, is longer than ``bytes_max``, or is a link, a pipe or a device.
@@ -140,7 +140,12 @@ def read_text(path: Path, bytes_max: int = DOCUMENT_BYTES_MAX) -> str:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
-    return data.decode("utf-8", "replace")
+    return data
+
+
+def read_text(path: Path, bytes_max: int = DOCUMENT_BYTES_MAX) -> str:
+    """Read a small file; bytes that are no UTF-8 are replaced. Raises as :func:`read_bytes`."""
+    return read_bytes(path, bytes_max).decode("utf-8", "replace")
 
 
 def publish_text(path: Path, content: str) -> None:
@@ -154,6 +159,11 @@ def publish_text(path: Path, content: str) -> None:
     sync_directory(path.parent)
 
 
+def text_of(document: Mapping[str, object]) -> str:
+    """Content of a small JSON file."""
+    return json.dumps(document, indent=2) + "\n"
+
+
 def publish_document(path: Path, document: Mapping[str, object]) -> None:
     """Write a small JSON file atomically and durably."""
-    publish_text(path, json.dumps(document, indent=2) + "\n")
+    publish_text(path, text_of(document))

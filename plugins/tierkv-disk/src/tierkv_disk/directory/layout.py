@@ -23,16 +23,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import check_private_directory, make_private_directory
+from tierkv.abc.places import check_private_directory, differs_in_one_byte, make_private_directory
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_disk.directory.files import (
     is_removed_namespace,
     is_temporary,
     publish_document,
+    read_bytes,
     read_text,
     set_aside,
     sync_directory,
+    text_of,
 )
 from tierkv_disk.extents import PAGE_BYTES
 
@@ -44,6 +46,7 @@ NAMESPACE_FORMAT = 2
 upgraded."""
 MARKER_NAME = "tierkv-disk.json"
 NAMESPACE_NAME = "namespace.json"
+_MARKER = {"program": PROGRAM, "format": MARKER_FORMAT}
 LOG_NAME = "index.log"
 LOG_TEMPORARY_NAME = "index.log.tmp"
 _NOT_FOREIGN = frozenset({"lost+found"})
@@ -89,7 +92,7 @@ def check_directory(path: Path) -> None:
         )
     if os.path.lexists(marker):
         try:
-            _check_document(marker, read_document(marker), MARKER_FORMAT)
+            _check_document(marker, read_document(marker), MARKER_FORMAT, _MARKER)
         except DamagedDocumentError:
             if any(_OURS.fullmatch(name) is None for name in foreign):
                 raise
@@ -135,7 +138,7 @@ def claim_directory(path: Path) -> None:
         if any(_OURS.fullmatch(entry.name) for entry in path.iterdir() if entry.is_dir()):
             logger.warning("%s has no %s: it is written anew", path, MARKER_NAME)
         try:
-            publish_document(path / MARKER_NAME, {"program": PROGRAM, "format": MARKER_FORMAT})
+            publish_document(path / MARKER_NAME, _MARKER)
         except FileNotFoundError:
             # Another process claimed the same directory, and removed our temporary file after publishing its marker.
             check_directory(path)
@@ -146,7 +149,7 @@ def _set_damaged_aside(marker: Path) -> None:
     """Set a damaged marker aside. Another process may do the same at once."""
     try:
         if os.path.lexists(marker):
-            _check_document(marker, read_document(marker), MARKER_FORMAT)
+            _check_document(marker, read_document(marker), MARKER_FORMAT, _MARKER)
     except DamagedDocumentError as error:
         with contextlib.suppress(FileNotFoundError):
             set_aside(marker, error)
@@ -189,7 +192,7 @@ def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
         publish_manifest(directory, namespace)
         return 0
     document = read_document(manifest)
-    _check_document(manifest, document, NAMESPACE_FORMAT)
+    _check_document(manifest, document, NAMESPACE_FORMAT, _manifest_of(namespace))
     expected = json.loads(json.dumps(namespace.describe()))
     if document.get("namespace") != expected:
         raise WrongNamespaceError(f"{manifest} describes another namespace than {directory.name}: remove {directory}")
@@ -207,8 +210,11 @@ def publish_manifest(directory: Path, namespace: Namespace) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    described = {"program": PROGRAM, "format": NAMESPACE_FORMAT, "namespace": namespace.describe()}
-    publish_document(directory / NAMESPACE_NAME, described)
+    publish_document(directory / NAMESPACE_NAME, _manifest_of(namespace))
+
+
+def _manifest_of(namespace: Namespace) -> dict[str, object]:
+    return {"program": PROGRAM, "format": NAMESPACE_FORMAT, "namespace": namespace.describe()}
 
 
 def replace_damaged_manifest(directory: Path, namespace: Namespace, why: object) -> None:
@@ -250,8 +256,11 @@ def read_document(path: Path) -> dict[str, object]:
     return document
 
 
-def _check_document(path: Path, document: Mapping[str, object], newest: int) -> None:
+def _check_document(path: Path, document: Mapping[str, object], newest: int, written: Mapping[str, object]) -> None:
+    """Check program and format of a document. written: as this version writes it."""
     if document.get("program") != PROGRAM:
+        if differs_in_one_byte(read_bytes(path), text_of(written).encode()):
+            raise DamagedDocumentError(f"{path} has a damaged byte: repair it, or remove {path.parent}")
         raise NamespaceMismatchError(f"{path} belongs to another program: choose another `path`")
     found = document.get("format")
     if type(found) is not int or found < 1:
