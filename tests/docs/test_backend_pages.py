@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import backends
 import pytest
 
 from tierkv.config.options import describe_options
+from tierkv.config.units import parse_size
 from tierkv.plugins.loading import load_plugins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +55,30 @@ def test_the_table_has_the_options_of_the_plugin(backend: str) -> None:
         assert (ours.default is backends.REQUIRED) == theirs.required, ours.name
         if not theirs.required:
             assert (ours.default or None) == (theirs.default or None), ours.name
+
+
+@pytest.mark.parametrize("backend", SOURCES)
+def test_the_readme_of_a_distribution_has_the_options_and_their_defaults(backend: str) -> None:
+    """A README is read where the pages are not: in the folder, and in the index of packages."""
+    plugins = load_plugins().backends
+    if backend not in plugins:
+        pytest.skip(f"{backend} is not installed")
+    folder = ROOT / "plugins" / f"tierkv-{backend.removesuffix('-read-only')}"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    (tables,) = re.findall(r"^## Options\n(.*?)^## ", text, flags=re.MULTILINE | re.DOTALL) or [""]
+    of_backend = re.search(rf"^\| option of `{backend}` .*?(?=^$)", tables, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (`.+?`) \| (.+?) \|", of_backend[0] if of_backend else tables, flags=re.MULTILINE)
+    written = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    declared = describe_options(plugins[backend].plugin)
+    if not rows and backend == "example":  # its README points to the code, which is short
+        return
+    assert list(written) == [one.name for one in declared]
+    for one in declared:
+        wanted = "required" if one.required else "none" if one.default is None else one.default
+        given = written[one.name].strip("`")
+        value = given if given in {"required", "none"} else tomllib.loads(f"value = {given}")["value"]
+        value = parse_size(value) if isinstance(wanted, int) and isinstance(value, str) else value
+        assert wanted in (value, value or "none"), one.name
 
 
 def test_an_option_without_a_text_is_refused(tmp_path: Path) -> None:
