@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from disk_support import PAGE, OpenDisk, frames
 
-from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
+from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
 from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk.directory import layout, locks
 from tierkv_disk.log.index_log import IndexLog
@@ -74,6 +74,17 @@ def test_many_processes_claim_one_path_at_once(place: Path) -> None:
         list(pool.map(lambda _: layout.claim_directory(place), range(64)))
     assert [path.name for path in place.iterdir()] == [layout.MARKER_NAME]
     assert json.loads((place / layout.MARKER_NAME).read_text()) == {"program": "tierkv-disk", "format": 1}
+
+
+def test_a_namespace_that_others_can_change_is_refused(open_disk: OpenDisk, place: Path, directory: Path) -> None:
+    """A place that all users may enter, and one directory below it with wrong rights: they decide what is served."""
+    open_disk().close()
+    place.chmod(0o755)
+    directory.chmod(0o777)
+    with pytest.raises(BackendError, match=f"chmod o-w {directory}"):
+        open_disk()
+    directory.chmod(0o755)
+    open_disk().close()
 
 
 def test_a_new_file_system_is_not_foreign(open_disk: OpenDisk, place: Path) -> None:

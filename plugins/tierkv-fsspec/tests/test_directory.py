@@ -237,6 +237,18 @@ def test_failure_of_one_file_is_its_own(tmp_path: Path) -> None:
     backend.close()
 
 
+def test_a_namespace_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    """A place that all users may enter, and one directory below it with wrong rights: they decide what is served."""
+    open_at(f"file://{tmp_path}").close()
+    directory = tmp_path / namespace().fingerprint().hex()
+    tmp_path.chmod(0o755)
+    directory.chmod(0o777)
+    with pytest.raises(BackendError, match=f"chmod o-w {directory}"):
+        open_at(f"file://{tmp_path}")
+    directory.chmod(0o755)
+    open_at(f"file://{tmp_path}").close()
+
+
 @pytest.mark.parametrize("name", ["a b", "a%20b", "ü", "a#b?c", "-", "a'b", "x" * 200])
 def test_odd_directory_names(tmp_path: Path, name: str) -> None:
     """The path of the URL is used unchanged, without unescaping."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tierkv.abc import BackendContext
-from tierkv.abc.places import make_private_directory
+from tierkv.abc.places import check_private_directory, make_private_directory
 from tierkv.errors import BackendError, TierKVError
 from tierkv_fsspec.backend import FsspecBackend
 from tierkv_fsspec.failures import Failure
@@ -48,6 +48,8 @@ def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -
     try:
         if location.protocol == "file" and not read_only:
             make_private_directory(Path(options.location.prefix), "url")
+            if Path(location.prefix).exists():
+                check_private_directory(Path(location.prefix), "url")
         store = choose_store(options).open(location)
         if read_only:
             compare_manifest(store, context.namespace, location.url)

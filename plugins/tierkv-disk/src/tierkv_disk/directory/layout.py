@@ -160,6 +160,7 @@ def make_namespace_directory(path: Path, namespace: Namespace) -> Path:
 
     Raises:
         NamespaceMismatchError: a link or a file has its name.
+        BackendError: other users may change its files.
         OSError: it cannot be created.
     """
     directory = path / namespace.fingerprint().hex()
@@ -168,6 +169,7 @@ def make_namespace_directory(path: Path, namespace: Namespace) -> Path:
     if not directory.is_dir():
         directory.mkdir(0o700, exist_ok=True)
         sync_directory(path)
+    check_private_directory(directory)
     return directory
 
 
