@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from filled_stores import FRAME_BYTES, chunk_key, fill, model_namespace, place_at, sealed_frame
 
 from tierkv.abc import StoredFrame, WriteRequest
-from tierkv.errors import BackendUnavailableError, CorruptFrameError, TierKVError
+from tierkv.errors import BackendUnavailableError, CorruptFrameError, NoThreadError, TierKVError
 from tierkv.stores.places import Place
 from tierkv.stores.store import Store
 from tierkv.stores.verification import Verified, verify_store
 
 NAMESPACE = model_namespace()
+NO_THREAD = r"thread '{}' cannot be started beside \d+ others .*ulimit -u"
+
+
+def refuse(_thread: threading.Thread) -> None:
+    """Refuse a thread as the system does."""
+    raise RuntimeError("can't start new thread")
 
 
 @pytest.fixture
@@ -93,3 +101,20 @@ def test_a_backend_that_breaks_its_contract_gives_named_errors(disk: Place) -> N
             assert isinstance(result[0], TierKVError)
         findings = list(verify_store(store, Verified()))
     assert [(finding.kind.value, "out of order" in finding.reason) for finding in findings] == [("unreadable", True)]
+
+
+def test_a_thread_that_the_system_refuses_is_named(disk: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tierkv verify` in a container at its limit of threads ended with a bare "can't start new thread"."""
+
+    async def contains(_keys: object) -> list[bool]:
+        return []
+
+    remote = replace(disk.backend, open=lambda _context, _options: SimpleNamespace(contains=contains), at_rest=None)
+    with Store(disk, NAMESPACE, writes=False) as store:
+        listed = [each for each in store.list_frames() if isinstance(each, StoredFrame)]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(NoThreadError, match=NO_THREAD.format("tierkv-disk")):
+                store.read_one(listed[0])
+            with pytest.raises(NoThreadError, match=NO_THREAD.format("tierkv-store-loop")):
+                Store(replace(disk, backend=remote), NAMESPACE, writes=True)

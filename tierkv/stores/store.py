@@ -28,6 +28,7 @@ from tierkv.abc import (
     SupportsScan,
     WriteRequest,
 )
+from tierkv.dispatch.threads.spawn import no_thread
 from tierkv.errors import BackendError, CorruptFrameError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, CutFrameError, FrameHeader, frame_bytes, pad
 from tierkv.frames.recognition import recognise_frame
@@ -221,7 +222,7 @@ class Store:
         def start() -> None:
             batch = list(islice(source, count))
             if batch:
-                running.append(self._pool.submit(self._read_batch, batch, free.get()))
+                running.append(self._submit(batch, free.get()))
 
         for _ in range(self._width):
             start()
@@ -230,6 +231,12 @@ class Store:
             yield frames
             free.put(buffers)
             start()
+
+    def _submit(self, batch: list[StoredFrame], buffers: list[memoryview]) -> Future[Any]:
+        try:
+            return self._pool.submit(self._read_batch, batch, buffers)
+        except RuntimeError as error:
+            raise no_thread(f"tierkv-{self.place.name}", error) from error
 
     def _read_batch(
         self, batch: list[StoredFrame], buffers: list[memoryview]
@@ -309,7 +316,11 @@ class _Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tierkv-store-loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._loop.close()
+            raise no_thread(self._thread.name, error) from error
 
     def run(self, result: Any) -> Any:  # noqa: ANN401 - any coroutine
         return asyncio.run_coroutine_threadsafe(result, self._loop).result()

@@ -62,10 +62,14 @@ def start_thread(name: str, runner: Runner) -> Handle:
     try:
         thread.start()
     except RuntimeError as error:
-        fix = "raise the limit of threads (ulimit -u, or pids.max of the container), or lower io_threads of the tiers"
-        count = threading.active_count()
-        raise NoThreadError(f"thread {name!r} cannot be started beside {count} others ({error}): {fix}") from error
+        raise no_thread(name, error) from error
     return thread
+
+
+def no_thread(name: str, error: RuntimeError) -> NoThreadError:
+    """Return the error of a thread that the system refuses."""
+    fix = "raise the limit of threads (ulimit -u, or pids.max of the container), or lower io_threads of the tiers"
+    return NoThreadError(f"thread {name!r} cannot be started beside {threading.active_count()} others ({error}): {fix}")
 
 
 class OneShot:
