@@ -54,6 +54,22 @@ def test_a_path_is_that_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyP
             list(place.list_namespaces())
 
 
+@pytest.mark.parametrize(
+    ("backend", "left"),
+    [("disk", ".tierkv-disk.tierkv-disk.json.26930-140476323508800.tmp"), ("lmdb", f"tierkv-lmdb.json.{'0' * 32}")],
+)
+def test_a_directory_that_a_killed_command_left_empty(tmp_path: Path, backend: str, left: str) -> None:
+    """`tierkv copy` was ended at its first file: listing the place said that it is no directory of the tier."""
+    (place,) = find_places(str(tmp_path), load_plugins(), backend=backend)
+    for _ in range(2):
+        with pytest.raises(TierKVError, match="is empty: nothing was stored there yet"):
+            list(place.list_namespaces())
+        (tmp_path / left).touch()
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(TierKVError, match="is not the directory of a"):
+        list(place.list_namespaces())
+
+
 def test_a_stack_file_names_its_lower_tiers(tmp_path: Path) -> None:
     """The file that an engine starts from is what an operator has at hand."""
     stack = stack_file(tmp_path, disk_tier(tmp_path / "disk"), object_tier(tmp_path / "objects"))

@@ -33,10 +33,7 @@ def stored_namespaces(options: DiskOptions) -> Iterator[StoredNamespace | TierKV
     """
     path = _path(options)
     try:
-        if not path.exists():
-            raise BackendError(f"{path} does not exist: nothing was stored there yet")
-        if not (path / layout.MARKER_NAME).exists():
-            raise BackendError(f"{path} is not the directory of a disk tier: it has no {layout.MARKER_NAME}")
+        _require_tier(path)
         layout.check_directory(path)
         directories = sorted(namespaces(path), key=last_used_s)
     except TierKVError:
@@ -53,6 +50,15 @@ def stored_namespaces(options: DiskOptions) -> Iterator[StoredNamespace | TierKV
             continue
         except OSError as error:
             yield as_tier_error(error, f"cannot read {directory}", tier=SELF)
+
+
+def _require_tier(path: Path) -> None:
+    if not path.exists():
+        raise BackendError(f"{path} does not exist: nothing was stored there yet")
+    if not (path / layout.MARKER_NAME).exists():
+        if layout.is_unclaimed(path):
+            raise BackendError(f"{path} is empty: nothing was stored there yet")
+        raise BackendError(f"{path} is not the directory of a disk tier: it has no {layout.MARKER_NAME}")
 
 
 def _is_unfinished(directory: Path) -> bool:

@@ -35,6 +35,7 @@ from tierkv_lmdb.verification.file_format import DamageError
 from tierkv_lmdb.verification.verify import verify
 
 _NAME = re.compile(r"[0-9a-f]{32}")
+_TEMPORARY = re.compile(re.escape(MARKER) + r"\.[0-9a-f]{32}")
 _REMOVED = re.compile(re.escape(MARKER) + r"\.removed-[0-9a-f]{32}")
 _log = plugin_logger(__name__)
 
@@ -49,6 +50,8 @@ def stored_namespaces(options: LmdbOptions | LmdbReaderOptions) -> Iterator[Stor
     try:
         if not root.exists():
             raise BackendError(f"{root} does not exist: nothing was stored there yet")
+        if all(_TEMPORARY.fullmatch(path.name) for path in root.iterdir()):  # of a killed process
+            raise BackendError(f"{root} is empty: nothing was stored there yet")
         trouble = f"it has no {MARKER}" if not (root / MARKER).exists() else foreign_content(root)
         if trouble:
             raise BackendError(f"{root} is not the directory of an LMDB tier: {trouble}")

@@ -124,6 +124,11 @@ def _is_manifest(path: Path) -> bool:
         return False
 
 
+def is_unclaimed(path: Path) -> bool:
+    """Whether a directory is empty, but for what a killed :func:`claim_directory` left. Raises OSError."""
+    return all(is_temporary(entry.name) for entry in path.iterdir())
+
+
 def claim_directory(path: Path) -> None:
     """Create ``path`` if absent and mark it as a tierkv-disk directory.
 
