@@ -174,9 +174,9 @@ def test_missing_opentelemetry_names_its_packages(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_plugin_names_the_distribution() -> None:
-    """For backend = "redis" the error names the distribution to install."""
-    with pytest.raises((ConfigError, PluginError), match="pip install tierkv-redis"):
-        tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [{"backend": "redis"}]}, SPEC)
+    """For a backend of an unknown name the error names the distribution to install."""
+    with pytest.raises((ConfigError, PluginError), match="pip install tierkv-ceph"):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [{"backend": "ceph"}]}, SPEC)
 
 
 def test_a_tier_whose_scan_fails_is_out_of_service(tmp_path: Path, faults: Faults) -> None:
