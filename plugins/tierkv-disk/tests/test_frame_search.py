@@ -19,6 +19,7 @@ from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
+from tierkv.types.sizes import round_size
 from tierkv.types.tier_ops import OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
 from tierkv_disk import CAPABILITIES, DiskBackend
@@ -129,12 +130,17 @@ def test_a_damaged_header_does_not_hide_the_records(open_disk: OpenDisk, directo
         assert len(disk.scan()) == 3
 
 
-def test_the_frame_of_a_lost_record_is_found(open_disk: OpenDisk, directory: Path) -> None:
+def test_the_frame_of_a_lost_record_is_found(
+    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The frame of the damaged record is found; frames known to the log keep their pages, and stay newer."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(*range(10)))
     write_at(directory / "index.log", 128 * 4 + 40, b"damage")
-    with open_disk(frame_bytes_max=FRAME) as disk:
+    with caplog.at_level(logging.WARNING), open_disk(frame_bytes_max=FRAME) as disk:
+        size = round_size(recovery_of(disk).pages_searched * PAGE)
+        assert size.endswith(" KiB")
+        assert f"searching {size} for frames" in caplog.text, "0 MiB would read like no search"
         assert recovery_of(disk).log.damaged == 1
         assert recovery_of(disk).entries_found == 1
         assert disk.read(list(real(*range(10)))) == list(real(*range(10)).values())

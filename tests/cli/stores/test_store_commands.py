@@ -211,7 +211,8 @@ def test_rm_takes_what_is_chosen_and_nothing_else(run: Run, stack: Path, tmp_pat
         assert unset.exit_code == 2
         assert fix in unset.output
     assert told(run("rm", stack, "-n", "qwen*", "--dry-run", "--json"))["chunks"] == 3
-    assert told(run("ls", stack, "-n", "qwen*", "--json"))["namespaces"][0]["chunks"] == 3
+    for option in ("-n", "--namespace", "--model"):  # the summaries of the commands speak of models
+        assert told(run("ls", stack, option, "qwen*", "--json"))["namespaces"][0]["chunks"] == 3
     assert told(run("rm", stack, "-n", "qwen*", "--yes", "--json"))["namespaces"] == 1
     assert not (tmp_path / "disk" / QWEN.fingerprint().hex()).exists()
     assert told(run("rm", stack, "--tier", "disk", "--tenant", "customer", "--yes", "--json"))["chunks"] == 3

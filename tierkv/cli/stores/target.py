@@ -66,6 +66,7 @@ _BACKEND = click.option(
 _NAMESPACE = click.option(
     "-n",
     "--namespace",
+    "--model",
     "names",
     metavar="MODEL",
     multiple=True,

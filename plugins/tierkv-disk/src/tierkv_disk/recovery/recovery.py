@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.types.keys import Key
+from tierkv.types.sizes import round_size
 from tierkv_disk.directory.files import NotOurFileError, open_file, set_aside
 from tierkv_disk.directory.layout import LOG_NAME
 from tierkv_disk.extents import (
@@ -256,8 +257,8 @@ def _search(
     report.pages_searched = pages_in(free)
     if not free:
         return
-    megabytes = report.pages_searched * PAGE_BYTES >> 20
-    logger.warning("%s: index.log is lost or damaged; searching %d MiB for frames", files.directory, megabytes)
+    searched = round_size(report.pages_searched * PAGE_BYTES)
+    logger.warning("%s: index.log is lost or damaged; searching %s for frames", files.directory, searched)
     found = files.search.find_frames(free, table.entries.keys() | deleted)
     report.entries_found, report.pages_unreadable = len(found), files.search.pages_unreadable
     # They go in front, as older than all known entries: some of them were evicted long ago.
