@@ -79,10 +79,11 @@ def test_a_failed_opening_leaves_no_lock_behind(tmp_path: Path) -> None:
 
 
 def end_opening_threads() -> None:
-    """Wait for tiers that are still being opened."""
-    for thread in threading.enumerate():
-        if thread.name.endswith("-open"):
-            thread.join(10)
+    """Wait for tiers that are still being opened, and for those that are closed then."""
+    for end in ("-open", "-close"):
+        for thread in threading.enumerate():
+            if thread.name.endswith(end):
+                thread.join(10)
 
 
 def test_an_opening_without_threads_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +117,27 @@ def test_an_opening_without_threads_leaves_no_lock_behind(tmp_path: Path, monkey
     pattern = r"thread 'tierkv-[ab]-\w+' cannot be started beside \d+ others .*ulimit -u.* io_threads"
     assert all(re.match(pattern, message) for message in refused), refused
     assert len({message.split("'")[1] for message in refused}) > 4, "each thread of the opening was refused once"
+
+
+def test_an_interrupted_opening_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, a key interrupted the opening while a thread started: the tier stayed locked until the end."""
+    config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / name, name=name) for name in "ab"]}
+    start = threading.Thread.start
+    for interrupted in ("tierkv-a-open", "tierkv-b-open"):
+
+        def start_and_be_interrupted(thread: threading.Thread, interrupted: str = interrupted) -> None:
+            start(thread)
+            if thread.name == interrupted:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_and_be_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tierkv.open_stack(config, SPEC)
+        end_opening_threads()
+        stack = tierkv.open_stack(config, SPEC)
+        assert stack.tiers.names == ("a", "b"), "one is locked"
+        stack.close()
 
 
 def test_a_chunk_size_that_does_not_fit_the_engine(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ class OpenDeadlineError(DeadlineExceededError):
 
 
 class Opening:
-    """Opening of one tier, begun at once on another thread. The tier belongs to the caller of :meth:`wait`.
+    """Opening of one tier on another thread, from :meth:`begin` on. The tier belongs to the caller of :meth:`wait`.
+
+    The caller arranges for :meth:`abandon` before it begins: a key may interrupt it while the thread starts.
 
     Args:
         name: name of the tier, for messages and the thread.
@@ -51,7 +53,14 @@ class Opening:
         self._error: BaseException | None = None
         self._is_abandoned = False
         self._is_late = False  # written by the thread that waits
-        start_thread(f"tierkv-{name}-open", OneShot(self._run))
+
+    def begin(self) -> None:
+        """Start the thread.
+
+        Raises:
+            NoThreadError: the system refuses it.
+        """
+        start_thread(f"tierkv-{self._name}-open", OneShot(self._run))
 
     def _run(self) -> None:
         tier, error = None, None
@@ -119,8 +128,9 @@ def open_within(name: str, open_tier: Callable[[], Tier], deadline_s: float, log
     """
     opening = Opening(name, open_tier, log)
     try:
+        opening.begin()
         return opening.wait(deadline_s)
-    except OpenDeadlineError:
+    except BaseException:
         opening.abandon()
         raise
 

@@ -258,6 +258,7 @@ def _open_side_by_side(
         for resolved in described:
             openings.append(Opening(resolved.config.name, partial(factory.open_tier, resolved, codecs), plan.log))
             undo.callback(openings[-1].abandon)
+            openings[-1].begin()
         for position, (resolved, opening) in enumerate(zip(described, openings, strict=True)):
             try:
                 tier = opening.wait(resolved.config.open_deadline_s)
