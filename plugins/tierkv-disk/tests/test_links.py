@@ -79,6 +79,31 @@ def test_a_file_that_is_not_ours_is_set_aside(
     check(victim)
 
 
+@pytest.mark.parametrize(("replace", "words"), [(soft, "it is a link"), (hard, "with 2 (hard links)")])
+@pytest.mark.parametrize("name", ["tierkv-disk.json", "namespace.json"])
+def test_a_link_in_place_of_a_document_is_called_a_link(
+    open_disk: OpenDisk,
+    place: Path,
+    directory: Path,
+    victim: Path,
+    name: str,
+    replace: Callable[[Path, Path], None],
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After `cp -al` for a backup, an operator who reads of a damaged marker would look for a broken disk."""
+    with open_disk() as disk:
+        disk.put(frames(0))
+    path = (place if name == "tierkv-disk.json" else directory) / name
+    replace(path, victim)
+    with open_disk() as disk:
+        assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+    assert f"{name} is not used, because" in caplog.text
+    assert words in caplog.text
+    assert "is damaged" not in caplog.text
+    check(victim)
+
+
 @pytest.mark.parametrize("replace", [soft, hard], ids=["link", "second name"])
 @pytest.mark.parametrize("where", ["namespace", "directory"])
 def test_a_lock_that_is_not_ours_is_refused(

@@ -47,12 +47,14 @@ def open_file(path: Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) or _is_irregular(path):  # O_DIRECT of a pipe: EINVAL
-            raise NotOurFileError(errno.EINVAL, "it is not a regular file", str(path)) from None
+            kind = "it is a link, not a regular file" if path.is_symlink() else "it is not a regular file"
+            raise NotOurFileError(errno.EINVAL, kind, str(path)) from None
         raise
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(fd)
-        raise NotOurFileError(errno.EINVAL, "it is not a regular file with one name", str(path))
+        links = f", but with {status.st_nlink} (hard links)" if status.st_nlink > 1 else ""
+        raise NotOurFileError(errno.EINVAL, f"it is not a regular file with one name{links}", str(path))
     return fd
 
 

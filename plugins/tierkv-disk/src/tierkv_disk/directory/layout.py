@@ -27,6 +27,7 @@ from tierkv.abc.places import check_private_directory, differs_in_one_byte, make
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_disk.directory.files import (
+    NotOurFileError,
     is_removed_namespace,
     is_temporary,
     publish_document,
@@ -256,6 +257,8 @@ def read_document(path: Path) -> dict[str, object]:
     """
     try:
         document = json.loads(read_text(path))
+    except NotOurFileError as error:
+        raise DamagedDocumentError(f"{path} is not used, because {error.strerror}: remove it") from error
     except (OSError, ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
