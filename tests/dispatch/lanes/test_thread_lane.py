@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any
 
@@ -10,7 +11,7 @@ from tier_bench import Bench
 
 from tierkv.dispatch.lanes.lane import ThreadLane
 from tierkv.dispatch.lanes.ticket import Ticket
-from tierkv.dispatch.threads.spawn import Handle
+from tierkv.dispatch.threads.spawn import Handle, start_thread
 from tierkv.types.tier_ops import TierOp, Verb
 
 
@@ -48,3 +49,21 @@ def test_no_thread_is_an_error(bench: Bench) -> None:
     """A lane without any would take operations that nothing performs."""
     with pytest.raises(RuntimeError, match="can't start"):
         ThreadLane(bench.tier(), 3, 8, deque(), Threads(0))
+
+
+def test_threads_end_where_their_start_is_interrupted(bench: Bench) -> None:
+    """A key pressed at the opening of a stack, as in a notebook, left idle threads for the life of the process."""
+    started: list[Handle] = []
+
+    def spawn(name: str, runner: Any) -> Handle:
+        started.append(start_thread(name, runner))
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        return started[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        ThreadLane(bench.tier(), 3, 8, deque(), spawn)
+    for thread in started:
+        assert isinstance(thread, threading.Thread)
+        thread.join(60.0)
+        assert not thread.is_alive()

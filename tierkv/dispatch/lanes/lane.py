@@ -78,7 +78,12 @@ class ThreadLane:
         self._spawn = spawn
         self._threads = threads
         self._workers: list[Handle] = []
-        self._start_workers()
+        try:
+            self._start_workers()
+        except BaseException:  # a key may interrupt the caller while a thread starts
+            for _ in range(threads):
+                self._tokens.put(False)  # noqa: FBT003 - the queue's own signature
+            raise
         self._closer: Handle | None = None
 
     def _start_workers(self) -> None:
