@@ -80,6 +80,7 @@ def test_what_is_written_passes_the_kit_at_once(tmp_path: Path, kind: str) -> No
         ("x" * 33, "at most 32"),
         ("tierkv-store", "leave the tierkv- out"),
         ("class", "a word of Python"),
+        ("host", "the host tier's name"),
     ],
 )
 def test_a_bad_name_is_refused_with_a_good_one(tmp_path: Path, name: str, words: str) -> None:
@@ -95,6 +96,8 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     """Two distributions with one backend: the second would not load. The message names the first one."""
     with pytest.raises(ConfigError, match="tierkv-disk has a backend of this name"):
         check_name("disk", {"disk": "tierkv-disk"})
+    with pytest.raises(ConfigError, match="tierkv-lmdb of this project has a backend of this name"):
+        check_name("lmdb", {})  # not installed here, but may be where the new one is used
 
 
 @pytest.mark.parametrize("what", ["folder", "file", "link"])
