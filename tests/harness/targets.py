@@ -51,10 +51,12 @@ class Target:
 
 
 def _disk(place: Path, variant: int) -> tierkv_disk.DiskOptions:
-    durability = ("batch", "always")[variant % 2]
-    direct_io = ("auto", "off")[variant // 2 % 2]
     return tierkv_disk.DiskOptions(
-        str(place / "tier"), durability=durability, segment_bytes=MIB, min_free_bytes=0, direct_io=direct_io
+        str(place / "tier"),
+        durability="always" if variant % 2 else "batch",
+        segment_bytes=MIB,
+        min_free_bytes=0,
+        direct_io="off" if variant // 2 % 2 else "auto",
     )
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from broken_registry import noticed_by
 from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
@@ -38,6 +39,51 @@ class CountsKeys(PlainFiles):
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         return [int(found) for found in super().contains(keys)]  # type: ignore[misc]
+
+
+@noticed_by("test_round_trip_of_every_size")
+class ReturnsTheFrame(PlainFiles):
+    """Returns the bytes, in place of copying them to the buffer."""
+
+    def read_one(self, request: ReadRequest) -> ReadResult:
+        length = super().read_one(request)
+        return length if length is None else b"a frame"  # type: ignore[return-value]
+
+
+@noticed_by("test_contains_answers_true_or_false")
+class SaysTrueForStored(PlainFiles):
+    """Returns True for a frame that was stored."""
+
+    def write_one(self, request: WriteRequest) -> WriteResult:
+        return super().write_one(request) or True  # type: ignore[return-value]
+
+
+@noticed_by("test_empty_batches")
+class ForgetsToReturn(PlainFiles):
+    """Deletes, and returns nothing."""
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        super().delete(keys)
+        return None  # type: ignore[return-value]
+
+
+@noticed_by("test_scan_yields_keys_as_they_were_given")
+class YieldsPairs(PlainFiles):
+    """Yields plain tuples."""
+
+    def scan(self) -> Iterable[Entry]:
+        for entry in super().scan():
+            yield (entry.key, entry.frame_bytes)  # type: ignore[misc]
+
+
+@noticed_by("test_declaration_is_consistent")
+class HasNoDelete(PlainFiles):
+    """Lacks a verb."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "delete":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
 
 @noticed_by("test_scan_yields_keys_as_they_were_given")

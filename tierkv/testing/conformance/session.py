@@ -18,6 +18,7 @@ from tierkv.abc import (
     Backend,
     BackendContext,
     BackendPlugin,
+    Entry,
     ReadRequest,
     ReadResult,
     SupportsScan,
@@ -66,19 +67,20 @@ class Session:
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Ask for existence; checks one bool per key."""
-        answers = list(self._call(self.backend.contains, keys))
-        assert len(answers) == len(keys), f"contains: {len(answers)} results for {len(keys)} keys"
+        answers = _in_order("contains", self._call(self.backend.contains, keys), len(keys))
         for answer in answers:
             assert isinstance(answer, bool), f"contains answered {answer!r}: return True or False, or raise the error"
         return [bool(answer) for answer in answers]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
         """Read; checks one int, None or TierKVError per key."""
-        results = list(self._call(self.backend.read_into, requests))
-        assert len(results) == len(requests), f"read_into: {len(results)} results for {len(requests)} requests"
+        results = _in_order("read_into", self._call(self.backend.read_into, requests), len(requests))
         for result in results:
-            assert result is None or isinstance(result, int | TierKVError), f"read_into: unexpected result {result!r}"
-            assert not isinstance(result, bool), f"read_into: unexpected result {result!r}"
+            is_allowed = result is None or (isinstance(result, int | TierKVError) and not isinstance(result, bool))
+            assert is_allowed, (
+                f"read_into answered {result!r:.60}: copy the frame to request.buffer and return its length in bytes; "
+                "None for an absent key, or a BackendError"
+            )
         return results
 
     def write_requests(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
@@ -93,6 +95,7 @@ class Session:
         """List everything stored, as key -> frame_bytes; checks that no key is listed twice."""
         found: dict[Key, int] = {}
         for entry in cast("SupportsScan", self.backend).scan():
+            assert isinstance(entry, Entry), f"scan yielded {entry!r:.60}: yield tierkv.abc.Entry(key, frame_bytes)"
             assert entry.key not in found, f"scan listed {entry.key.hex()} twice"
             found[entry.key] = entry.frame_bytes
         return found
@@ -208,11 +211,21 @@ class Session:
 
     @staticmethod
     def _check_write_results(verb: str, answer: Sequence[WriteResult], count: int) -> list[WriteResult]:
-        results = list(answer)
-        assert len(results) == count, f"{verb}: {len(results)} results for {count} requests"
+        results = _in_order(verb, answer, count)
         for result in results:
-            assert result is None or isinstance(result, TierKVError), f"{verb}: unexpected result {result!r}"
+            is_allowed = result is None or isinstance(result, TierKVError)
+            assert is_allowed, f"{verb} answered {result!r:.60}: return None where it succeeded, or a BackendError"
         return results
+
+
+def _in_order(verb: str, answer: object, count: int) -> list[Any]:
+    """The answer of a verb as a list, of one result for each key."""
+    results = list(answer) if isinstance(answer, Iterable) else []
+    said = f"{len(results)} results" if isinstance(answer, Iterable) else repr(answer)
+    assert isinstance(answer, Iterable) and len(results) == count, (
+        f"{verb} returned {said} for {count} keys: return a list with one result for each key, in their order"
+    )
+    return results
 
 
 def _outcome_on_thread(call: Callable[[], object], name: str) -> Outcome | None:

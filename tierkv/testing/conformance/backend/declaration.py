@@ -11,12 +11,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from tierkv.abc import Backend, BackendPlugin, SupportsScan
+from tierkv.abc import BackendPlugin, SupportsScan
 from tierkv.plugins.loading import load_plugins
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session, is_async
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
+
+VERBS = ("contains", "read_into", "write", "delete", "close")
+"""Methods of every backend."""
 
 
 class DeclarationTests(KitBase):
@@ -32,11 +35,12 @@ class DeclarationTests(KitBase):
         _require_fixed_path(options)
         self.require_sound_declaration()
         with self.open(place) as session:
-            assert isinstance(session.backend, Backend)
+            missing = [name for name in VERBS if not hasattr(session.backend, name)]
+            assert not missing, f"the backend has no method {', '.join(missing)}: it needs all of {', '.join(VERBS)}"
             assert isinstance(session.backend, SupportsScan) or not self.capabilities.scan, (
                 "the capabilities declare scan, and the backend has no method of that name"
             )
-            verbs = [getattr(session.backend, name) for name in ("contains", "read_into", "write", "delete", "close")]
+            verbs = [getattr(session.backend, name) for name in VERBS]
             kinds = {inspect.iscoroutinefunction(verb) for verb in verbs}
             assert kinds == {is_async(session.backend)}, "some verbs are coroutines and some are not"
 
