@@ -7,7 +7,8 @@ loaded twice. Loading is faster than computing. A chunk that is not loaded means
 The same prompts are served with other lookup deadlines in the same run; the limit of the completion time is the best of
 them. Further rows: a request that is asked about once and then not for 5.2 s; requests that wait while four run; and a
 burst in an engine that states its prefill rate, so that loading is weighed against computing, over tiers that are
-faster and slower than it. The limit of the slower ones is an engine that only computes.
+faster and slower than it. The limit of the slower ones is an engine that only computes. The last rows are short prompts
+that arrive behind long ones; their limit is the same prompts alone.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ def run(settings: Settings) -> Iterator[Row]:
         )
         yield from _weighed(settings.pick(120, 6), settings.pick(60, 8))
         yield from _pauses(settings.pick(500, 8))
+        yield from _beside_long_prompts(settings)
 
 
 def _weighed(prompts: int, chunks: int) -> Iterator[Row]:
@@ -177,6 +179,42 @@ def _pauses(chunks: int) -> Iterator[Row]:
         what = f"{chunks} chunks {where}, asked once, then not for {PAUSE_S:g} s"
         yield _after_pause(load, what, steps=True)
         yield _after_pause(load, f"{what}, without steps", steps=False)
+
+
+def _beside_long_prompts(settings: Settings) -> Iterator[Row]:
+    """Rows of short prompts that arrive together with long ones, behind them, over a large host tier."""
+    count, chunks = settings.pick(200, 8), 12
+    num_long, long_chunks = 3, settings.pick(8_192, 64)
+    load = Load(count + num_long, chunks, 2 * (count * chunks + num_long * long_chunks), running_max=1_000)
+    short = [random_hashes(chunks, seed=1 + number) for number in range(count)]
+    long = [random_hashes(long_chunks, seed=-1 - number) for number in range(num_long)]
+    alone = _waits(load, [], short)
+    waits = _waits(load, long, short)
+    for what, share in {"median": 0.5, "longest": 1.0}.items():
+        yield Row(
+            f"{count} prompts of {chunks} chunks behind {num_long} of {long_chunks:,}, {what} wait",
+            "s, simulated",
+            _quantile(waits, share),
+            "the same prompts alone",
+            _quantile(alone, share),
+            target=Target("ratio", "<=", 2.0),
+        )
+
+
+def _waits(load: Load, long: list[list[bytes]], short: list[list[bytes]]) -> list[float]:
+    """Seconds until each of the short prompts runs, ascending. All of them are in a local tier."""
+    keys = [key for prompt in (*long, *short) for key in keys_of(prompt)]
+    tiers = local_tiers(GEOMETRY.payload_bytes_max, [keys])
+    clocked = ClockedCore(GEOMETRY, load.slots, tiers, [load.pace])
+    prompts = [prompt_of(f"long-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(long)]
+    prompts += [prompt_of(f"short-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(short)]
+    engine = QueueEngine(clocked, prompts, load.running_max, output_tokens=1)
+    engine.serve()
+    return sorted(served.waited_s for served in engine.done if served.request.request_id.startswith("short"))
+
+
+def _quantile(ascending: list[float], share: float) -> float:
+    return ascending[round(share * (len(ascending) - 1))]
 
 
 def _share(what: str, load: Load, outcome: Outcome) -> Row:

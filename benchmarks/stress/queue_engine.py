@@ -34,6 +34,8 @@ class Served:
     computed: int = 0
     """Tokens computed or loaded."""
     loaded: int = 0
+    waited_s: float = 0.0
+    """Time from the begin of serving until it ran."""
     is_known: bool = False
     """Whether the core has been given its table."""
 
@@ -73,6 +75,7 @@ class QueueEngine:
         self.done: list[Served] = []
         self._running_max = running_max
         self._waiting = [Served(prompt, output_tokens) for prompt in prompts]
+        self._began_s = clocked.now_s
         self._loading: dict[str, Served] = {}
         self._running: list[Served] = []
         blocks = max(cdiv(served.end, BLOCK_TOKENS) for served in self._waiting)
@@ -107,7 +110,7 @@ class QueueEngine:
         if report.invalid_block_ids:
             raise RuntimeError(f"blocks {sorted(report.invalid_block_ids)} could not be loaded, though no tier fails")
         for request_id in report.finished & self._loading.keys():
-            self._running.append(self._loading.pop(request_id))
+            self._run(self._loading.pop(request_id))
         for served in [served for served in self._running if served.computed >= served.end]:
             self._running.remove(served)
             self.clocked.finish(served.request)
@@ -128,7 +131,11 @@ class QueueEngine:
             if tokens:
                 self._loading[served.request.request_id] = served
             else:
-                self._running.append(served)
+                self._run(served)
+
+    def _run(self, served: Served) -> None:
+        served.waited_s = self.clocked.now_s - self._began_s
+        self._running.append(served)
 
     @staticmethod
     def _entry(served: Served, tokens: int) -> ScheduledRequest:

@@ -1,14 +1,15 @@
-"""Lower tiers on simulated time: dispatch without threads. Every chunk that is read is there."""
+"""Lower tiers on simulated time: dispatch without threads, with its queue. Every chunk that is read is there."""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from benchmarks.core.rig import open_policy
 from tierkv.abc import Capabilities
+from tierkv.dispatch.lanes.ticket import Ticket, TicketQueue
 from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.structures.key_table import KeyDirectory
@@ -29,6 +30,10 @@ CAPABILITIES = Capabilities(
 
 SHARED = Capabilities(durable=True, shared=True, bounded=False, preferred_concurrency=4)
 """Capabilities of a store that other processes use too."""
+
+
+OPS_MAX = 1_000_000
+"""Operations that may wait: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,11 @@ def shared_tier(index: int) -> LowerTier:
 
 @dataclass(slots=True)
 class _Lane:
-    """Operations of one tier: those that wait, reads before writes, and the times at which threads are free."""
+    """Operations of one tier: those that wait, in dispatch's order, and the times at which threads are free."""
 
     pace: Pace
     free_at_s: list[float]
-    reads: deque[tuple[float, TierOp]] = field(default_factory=deque)
-    writes: deque[tuple[float, TierOp]] = field(default_factory=deque)
+    waiting: TicketQueue = field(default_factory=partial(TicketQueue, OPS_MAX))
 
 
 class SimulatedTiers:
@@ -89,8 +93,7 @@ class SimulatedTiers:
 
     def submit(self, op: TierOp, now_s: float) -> None:
         """Queue an operation."""
-        lane = self._lanes[op.tier]
-        (lane.writes if op.verb in {Verb.WRITE, Verb.DELETE} else lane.reads).append((now_s, op))
+        self._lanes[op.tier].waiting.put(Ticket(op, now_s))
 
     def advance(self, now_s: float) -> None:
         """Perform operations until now."""
@@ -114,12 +117,12 @@ class SimulatedTiers:
 
     def _advance(self, lane: _Lane, now_s: float) -> None:
         """Begin the operations whose thread was free before ``now_s``."""
-        while (waiting := lane.reads or lane.writes) and lane.free_at_s[0] <= now_s:
-            submitted_s, op = waiting.popleft()
-            begins_s = max(submitted_s, heapq.heappop(lane.free_at_s))
+        while lane.free_at_s[0] <= now_s and (ticket := lane.waiting.take()) is not None:
+            op = ticket.op
+            begins_s = max(ticket.submitted_s, heapq.heappop(lane.free_at_s))
             ends_s = begins_s + lane.pace.call_s(len(op.keys))
             heapq.heappush(lane.free_at_s, ends_s)
-            heapq.heappush(self._done, (ends_s, op.op_id, self._completion(op, ends_s - submitted_s)))
+            heapq.heappush(self._done, (ends_s, op.op_id, self._completion(op, ends_s - ticket.submitted_s)))
 
     def _completion(self, op: TierOp, elapsed_s: float) -> Completion:
         moves = op.verb in {Verb.READ, Verb.WRITE}

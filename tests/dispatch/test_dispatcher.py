@@ -130,6 +130,7 @@ def test_reads_of_a_tier_that_hangs_are_given_up_with_it(bench: Bench, gate: Eve
     bench.backend.add("read_into", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=replace(ONE_THREAD, preferred_concurrency=3))) as dispatch:
         silent = [dispatch.submit(Verb.READ, [number], [number]) for number in range(2)]
+        wait_for(lambda: bench.backend.calls.count("read_into") == 2, "the silent calls")
         dispatch.clock.advance(9.0)
         running = dispatch.submit(Verb.READ, [2], [2])
         wait_for(lambda: bench.backend.calls.count("read_into") == 3, "all calls")
@@ -265,7 +266,7 @@ def test_answers_before_the_deadline_are_reported(bench: Bench, gate: Event) -> 
 
 
 def test_loads_overtake_stores(bench: Bench, gate: Event) -> None:
-    """Requests wait for loads, not for stores. Operations of one verb keep their order."""
+    """Requests wait for loads and probes, not for stores. Operations of one kind keep their order."""
     order: list[bytes] = []
 
     def note(batch: Any, inner: Callable[[Any], Any]) -> object:
@@ -290,7 +291,7 @@ def test_loads_overtake_stores(bench: Bench, gate: Event) -> None:
         ]
         gate.set()
         dispatch.wait(*ops)
-    assert order == [KEYS[number] for number in (63, 40, 41, 30, 31, 20, 21, 10, 11)]
+    assert order == [KEYS[number] for number in (63, 30, 40, 41, 31, 20, 21, 10, 11)]
 
 
 def test_drain_gives_no_more_than_asked(bench: Bench) -> None:

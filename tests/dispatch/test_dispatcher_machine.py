@@ -113,9 +113,9 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def in_flight_is_bounded(self) -> None:
-        """Two tiers with two threads each, no running call between steps, and up to four waiting operations each."""
+        """Two tiers with two threads each, no running call between steps; of each kind four operations wait."""
         if hasattr(self, "dispatcher"):
-            assert self.dispatcher.pending() <= 2 * LIMITS.queue_ops_max + len(self.dispatcher._done)
+            assert self.dispatcher.pending() <= 2 * 2 * LIMITS.queue_ops_max + len(self.dispatcher._done)
 
     def teardown(self) -> None:
         """Every operation ends when all threads run and time passes."""

@@ -339,8 +339,8 @@ class Bed:
             holds.update(pending.slots)
         holds.update(tier_io.admissions.dirty_pins.slots)
         holds.update(tier_io._demotions.held)
-        for promotions in tier_io._promotions.values():
-            holds.update(promotions)
+        for reads in tier_io.reads.values():
+            holds.update(reads.slots)
         for slot, holders in enumerate(core.host.slots.pins):
             key = core.host.slots.key(slot)
             assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.slots.transitions_of(key)}"

@@ -111,7 +111,9 @@ class TierConfig(Table):
         "out of service is tried with a probe; a failure of any operation that took as long counts as late.",
     )
     read_deadline_s: PositiveSeconds = Field(
-        default=10.0, description="Seconds for one read of a batch. After that the chunks are misses."
+        default=10.0,
+        description="Seconds for one read of a batch. After that the chunks are misses. Time in a queue that moves "
+        "does not count, here and in the other deadlines.",
     )
     write_deadline_s: PositiveSeconds = Field(
         default=30.0, description="Seconds for one write of a batch. After that the write has failed."
@@ -122,7 +124,9 @@ class TierConfig(Table):
         "are not written, and are counted.",
     )
     queue_ops_max: Count = Field(
-        default=4096, description="Largest number of operations queued for this tier. Further ones are refused."
+        default=4096,
+        description="Largest number of reads and probes queued for this tier, and of writes and "
+        "deletions. Further reads wait until others have ended; other operations are refused.",
     )
     retries: Annotated[int, Field(ge=0, le=100)] = Field(
         default=2, description="Retries of an operation that failed with a retryable error, within its deadline."

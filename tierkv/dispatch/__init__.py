@@ -19,7 +19,7 @@ thread claims the ticket, has the :class:`~tierkv.tiers.tier.Tier` perform it, a
 
 Threads: every method of the dispatcher runs on the engine's thread. Deadlines, breakers and counters belong to it and
 need no lock. The only objects that two threads touch are the ticket queues, the deque of finished tickets and a
-ticket's claim; all three rely on atomic ``deque`` and ``list`` operations.
+ticket's claim; all three rely on atomic operations of ``deque``, ``list`` and ``heapq``.
 
 Invariants:
 

@@ -298,24 +298,25 @@ class Dispatcher:
     def _expire(self, keys_max: float, now_s: float) -> None:
         """Report missed deadlines, until they count as ``keys_max`` keys or more."""
         while keys_max > 0 and (ticket := self._deadlines.take_overdue(now_s)) is not None:
-            keys_max -= ticket.num_keys
             state, op = self._tier_states[ticket.op.tier], ticket.op
+            if (until_s := state.deadline_s(ticket)) > now_s:
+                self._deadlines.postpone(ticket, until_s)
+                keys_max -= 1
+                continue
+            keys_max -= ticket.num_keys
             is_over = ticket.claim()
             ticket.deadline_reported = True
             if is_over:
                 self._end(state, ticket)
             else:
-                state.late += 1
-                state.lane.cancel_overdue(ticket)
+                state.runs_on(ticket)
             if ticket.is_trial:
                 self._end_trial(state, now_s, ticket, None)
                 continue
             elapsed_s = now_s - ticket.submitted_s
-            state.missed(op, elapsed_s)
+            state.missed(op, elapsed_s, is_over=is_over)
             self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s))
-            if is_over:
-                state.stats.count_op(len(ticket.op.keys))
-            if not ticket.has_answers and not (is_over and state.was_answering(ticket)):
+            if not ticket.has_answers:
                 self._count_failure(state, ticket, now_s, "deadline missed")
 
     def _start_trials(self, now_s: float) -> None:

@@ -138,12 +138,13 @@ class TierState:
             return "the tier cannot be written at present"
         return ""
 
-    def was_answering(self, ticket: Ticket) -> bool:
-        """Whether the tier answered others while an operation waited that no call took: the queue was long, not broken.
-
-        A write counts as failed even then: its gate waits for the end of a trial.
-        """
-        return ticket.op.verb is not Verb.WRITE and self.answered_s > ticket.submitted_s
+    def deadline_s(self, ticket: Ticket) -> float:
+        """Time at which an operation that has not ended is late. A queue that moves does not count: it is no delay."""
+        if self.hangs and not self.breaker.usable:
+            return -math.inf
+        if ticket.began_s is not None:
+            return ticket.deadline_s
+        return max(ticket.deadline_s, self.lane.tickets.moved_s + ticket.deadline_s - ticket.submitted_s)
 
     def succeeded(self, ticket: Ticket, tally: Tally, now_s: float) -> None:
         """Count an operation that was answered."""
@@ -188,10 +189,20 @@ class TierState:
         if not self.close_began:
             self.close_began = self.lane.close_backend(may_wait=may_wait)
 
-    def missed(self, op: TierOp, elapsed_s: float) -> None:
-        """Count and log an operation that did not end within its deadline, ``elapsed_s`` after its submission."""
+    def runs_on(self, ticket: Ticket) -> None:
+        """Count a call whose deadline has passed, and end it early if that is possible."""
+        self.late += 1
+        self.lane.cancel_overdue(ticket)
+
+    def missed(self, op: TierOp, elapsed_s: float, *, is_over: bool) -> None:
+        """Count and log an operation that did not end within its deadline, ``elapsed_s`` after its submission.
+
+        is_over: whether no call took it.
+        """
         self.stats.timed_out += len(op.keys)
         self.failures.missed(op, elapsed_s)
+        if is_over:
+            self.stats.count_op(len(op.keys))
 
     def failed(self, ticket: Ticket, now_s: float, why: str) -> str:
         """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""

@@ -21,13 +21,16 @@ class ReadCosts:
         self._tiers = tiers
         self._tier_io = tier_io
 
-    def expected(self) -> dict[int, ReadTimes | None]:
-        """Expected times of a read, by number of a lower tier; None until measured."""
-        return {tier.index: self._tier_io.speeds[tier.index].expected() for tier in self._tiers}
+    def expected(self, chunks: int = 0) -> dict[int, ReadTimes | None]:
+        """Expected times of a read, by number of a lower tier; None until measured.
+
+        chunks: that the request needs from lower tiers.
+        """
+        return {tier.index: self._tier_io.reads[tier.index].speed.expected(chunks) for tier in self._tiers}
 
     def speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads by tier, as measured; without tiers that are not measured yet."""
-        speeds = {tier.name: self._tier_io.speeds[tier.index].as_dict() for tier in self._tiers}
+        speeds = {tier.name: self._tier_io.reads[tier.index].speed.as_dict() for tier in self._tiers}
         return {name: speed for name, speed in speeds.items() if speed}
 
     def source_of(self, key: Key, ctx: RequestContext) -> int | None:

@@ -131,6 +131,7 @@ class TierTables:
             read_deadline_s=config.read_deadline_s,
             write_deadline_s=config.write_deadline_s,
             probe_keys_max=config.probe_keys_max,
+            reads_max=config.queue_ops_max,
             concurrency=dispatch_limits(tier).concurrency(tier.backend.capabilities.preferred_concurrency),
             presence_ttl_s=config.presence_ttl_s,
             absence_ttl_s=config.absence_ttl_s,

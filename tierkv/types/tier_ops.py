@@ -46,6 +46,8 @@ class TierOp:
     """Deadline in seconds, on the stack's clock."""
     ranks: tuple[int, ...] = ()
     """Of a WRITE to a tier that keeps ranks: place of each chunk in its prompt, 0 if unknown; empty otherwise."""
+    load_chunks: int = 0
+    """Of a READ: chunks on their way for the request, roughly; 0: those of the operation. Short loads go first."""
 
 
 class OutcomeKind(Enum):

@@ -111,8 +111,8 @@ def test_one_trial_at_a_time(bench: Bench) -> None:
 
 
 def test_a_trial_that_waits_too_long_is_followed_by_another(bench: Bench, gate: Event) -> None:
-    """A trial misses its deadline behind reads, which are answered: the tier stays in service, and a later write is
-    the next trial. Without an end of the first one, no write would be accepted any more."""
+    """A trial misses its deadline behind a read that hangs: the tier stays in service, and a later write is the next
+    trial. Without an end of the first one, no write would be accepted any more."""
     second, begun = Event(), list[object]()
 
     def waits(batch: Any, inner: Callable[[Any], Any]) -> object:
@@ -136,7 +136,10 @@ def test_a_trial_that_waits_too_long_is_followed_by_another(bench: Bench, gate: 
         gate.set()
         dispatch.wait(reads[0])
         wait_for(lambda: len(begun) == 2, "the second read")
-        dispatch.clock.advance(2.0)
+        dispatch.clock.advance(4.0)
+        dispatch.drain()
+        assert not dispatch.completions(trial), "the queue moved since"
+        dispatch.clock.advance(1.0)
         assert dispatch.wait(trial) == [[OutcomeKind.TIMED_OUT]]
         second.set()
         dispatch.wait(reads[1])

@@ -27,7 +27,7 @@ WHO = RequestContext("a")
 
 def expected(speed: TierSpeed, queue_bytes: int) -> float:
     """Expected seconds of a read behind a number of bytes."""
-    cost = speed.expected()
+    cost = speed.expected(1)
     assert cost is not None
     return cost.latency_s + cost.queue_s + queue_bytes * cost.s_per_byte
 
@@ -66,7 +66,7 @@ def test_nothing_is_known_before_a_few_readings() -> None:
     speed = TierSpeed()
     for _ in range(READINGS_MIN - 1):
         speed.measured(MB, 1.0)
-        assert speed.expected() is None
+        assert speed.expected(1) is None
         assert speed.as_dict() == {}
     speed.measured(MB, 1.0)
     assert expected(speed, MB) == pytest.approx(1.0)
@@ -100,7 +100,7 @@ def test_a_measurement_without_time_or_bytes_is_none() -> None:
     speed = TierSpeed()
     speed.measured(0, 1.0)
     speed.measured(1, 0.0)
-    assert speed.expected() is None
+    assert speed.expected(1) is None
 
 
 def test_what_is_promised_is_waited_for() -> None:
@@ -109,7 +109,7 @@ def test_what_is_promised_is_waited_for() -> None:
     for _ in range(READINGS_MIN):
         speed.measured(MB, 1.0)
     idle = expected(speed, MB)
-    speed.promised(99 * MB, 0.0)
+    speed.promised(99 * MB, 1, 0.0)
     assert expected(speed, MB) == pytest.approx(idle + 99 * MB * (speed.s_per_byte or 0))
 
 
@@ -117,10 +117,9 @@ def test_staleness() -> None:
     """Only a tier that has nothing to read, and had nothing for a while, is read for its own sake."""
     speed = TierSpeed()
     assert speed.is_stale(0.0)
-    speed.promised(MB, 1.0)
+    speed.promised(MB, 1, 1.0)
     assert not speed.is_stale(100.0)
-    speed.issued(MB)
-    speed.ended(MB)
+    speed.ended(MB, 1)
     assert not speed.is_stale(1.0 + REMEASURE_S - 0.1)
     assert speed.is_stale(1.0 + REMEASURE_S)
 
@@ -138,12 +137,10 @@ def reading(count: int = 8) -> tuple[Core, list[Key]]:
 
 
 def test_reads_teach_with_their_queue() -> None:
-    """The later of several batches waited for the others: more bytes in the queue, not a slower tier."""
+    """The later of several batches waited for the others: the tier delivered more meanwhile, and is not slower."""
     core, _ = reading(4 * READINGS_MIN)
-    speed = core.manager._tier_io.speeds[0]
+    speed = core.manager._tier_io.reads[0].speed
     ops = core.manager.take_ops()
-    queues = [core.manager._tier_io.in_flight._ops[op.op_id].queue_bytes for op in ops]
-    assert queues == [64 * (i + 1) for i in range(READINGS_MIN)]
     for number, op in enumerate(ops):
         core.finish(op, elapsed_s=0.1 + 0.05 * number)
     assert expected(speed, 64) == pytest.approx(0.1, rel=0.1)
@@ -153,20 +150,20 @@ def test_reads_teach_with_their_queue() -> None:
 def test_failures_teach_nothing_and_deadlines_a_lot() -> None:
     """A refusal comes at once and is not speed; a read that missed its deadline is slow, and is counted once."""
     core, _ = reading(4 * (1 + READINGS_MIN))
-    speed = core.manager._tier_io.speeds[0]
+    speed = core.manager._tier_io.reads[0].speed
     first, *others = core.manager.take_ops()
     core.finish(first, OutcomeKind.REFUSED, elapsed_s=0.0001)
-    assert (speed.latency_s, speed.expected()) == (None, None)
+    assert (speed.latency_s, speed.expected(1)) == (None, None)
     for op in others:
         late = tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in op.keys)
         core.manager.on_completion(Completion(op.op_id, late, ended=False, elapsed_s=10.0))
-    known = speed.expected()
+    known = speed.expected(1)
     assert known is not None
     assert expected(speed, 128) > 9.0
     known = speed.latency_s
     for op in others:
         core.finish(op, elapsed_s=60.0)
-    assert (speed.latency_s, speed._promised_bytes, speed._issued_bytes) == (known, 0, 0)
+    assert (speed.latency_s, speed.promised_bytes) == (known, 0)
 
 
 def test_a_read_that_hangs_at_the_start_does_not_stay_in_the_model() -> None:

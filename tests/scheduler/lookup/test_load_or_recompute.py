@@ -43,7 +43,7 @@ def core_of(*tiers: TierSpec, auto: bool = True, rate: float | None = TOKENS_PER
 def teach(core: Core, elapsed_s: float, tier: int = 0, count: int = READINGS_MIN) -> None:
     """Measure a tier: some reads of one chunk each."""
     for _ in range(count):
-        speed = core.manager._tier_io.speeds[tier]
+        speed = core.manager._tier_io.reads[tier].speed
         speed.measured(16, elapsed_s)
 
 
@@ -135,26 +135,38 @@ def test_a_burst_loads_from_a_tier_that_is_faster() -> None:
     assert not core.counters.hits_shortened
 
 
-def test_a_short_prompt_does_not_wait_for_many_long_ones() -> None:
-    """A hit of one chunk behind 200 others is computed."""
+def test_a_short_prompt_does_not_wait_for_many_others() -> None:
+    """A hit of four chunks behind twenty others of about its length is computed."""
+    core = core_of(disk())
+    teach(core, 0.004)
+    assert [core.ask(request) for request in burst(core, 20, 28)] == [None] * 20
+    assert core.ask(below(core, 16, "short")) == 0
+
+
+def test_a_short_prompt_does_not_count_long_ones() -> None:
+    """The reads of longer loads give way to its own, so a hit of one chunk beside 200 chunks of these is loaded. One of
+    as many chunks as each of them counts them all."""
     core = core_of(disk())
     teach(core, 0.001)
     for request in burst(core, 20, 40):
         core.ask(request)
-    assert core.ask(below(core, 4, "short")) == 0
+    costs = core.manager.read_costs
+    waits = [times.queue_s for chunks in (1, 7, 8, 2000) if (times := costs.expected(chunks)[0])]
+    assert waits == pytest.approx([0.0, 0.0, 0.1, 0.1], rel=0.1)
+    assert core.ask(below(core, 4, "short")) is None
 
 
 def test_it_waits_while_the_engine_computes_for_others() -> None:
-    """The same chunk is loaded if the engine has a long prompt to compute first, until that is computed or ended."""
+    """The same hit is loaded if the engine has a long prompt to compute first, until that is computed or ended."""
     core = core_of(disk())
-    teach(core, 0.001)
+    teach(core, 0.004)
     long = core.arrive(range(900_000, 900_400), "long")
     assert core.ask(long) == 0
-    for request in burst(core, 20, 40):
+    for request in burst(core, 20, 28):
         core.ask(request)
-    assert core.ask(below(core, 4, "short")) is None
+    assert core.ask(below(core, 16, "short")) is None
     core.scheduler.request_finished(long, [[]])
-    assert core.ask(below(core, 4, "next")) == 0
+    assert core.ask(below(core, 16, "next")) == 0
 
 
 def test_what_the_engine_has_computed_does_not_wait() -> None:
@@ -441,7 +453,7 @@ def test_answers_do_not_flap() -> None:
     for i in range(20):
         core.begin(float(i))
         teach(core, 0.064 * (1.1 if i % 2 else 0.9), count=4)
-        core.manager._tier_io.speeds[0].s_per_byte = 1e-9
+        core.manager._tier_io.reads[0].speed.s_per_byte = 1e-9
         request = below(core, 64, chr(ord("a") + i))
         loaded = core.ask(request) is None
         core.scheduler.request_finished(request, [[]])

@@ -328,7 +328,7 @@ def deletions_below_are_not_reported(patch: Patch) -> None:
     patch.setattr(EventLog, "extend", silent)
 
 
-@breaks("calm", CAPACITY)
+@breaks("calm", CAPACITY, first=60)
 def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
     has_room = Residency.has_room
     patch.setattr(Residency, "has_room", lambda self, size: has_room(self, 0))

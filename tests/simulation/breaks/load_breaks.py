@@ -216,7 +216,7 @@ def chunks_that_are_being_read_are_copied(patch: Patch) -> None:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-@breaks("windows", ONCE, first=440)
+@breaks("windows", ONCE, first=110)
 def time_stands_still_between_steps(patch: Patch) -> None:
     """Operations that begin after a long forward pass have the deadline of its beginning."""
     patch.setattr(StackCore, "update_time", lambda self: None)

@@ -138,7 +138,7 @@ class Checks:
             waiting = self._probe.waiting_writes(name)
             demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {name}")
         served = [self._setup.tier(name) for name in self._probe.served()]
-        limit = sum(tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in served)
+        limit = sum(2 * tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in served)
         pending = self._probe.pending_io()
         demand(pending <= limit + self._probe.undrained(), BOUNDED, f"{pending} operations are in flight, not {limit}")
 

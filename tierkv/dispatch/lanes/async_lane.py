@@ -155,7 +155,7 @@ class AsyncLane:
         op = ticket.op
         try:
             performed = await self.tier.perform_async(
-                op.verb, op.keys, op.slots, op.deadline_s, ticket.outcomes, ranks=op.ranks
+                op.verb, op.keys, op.slots, ticket.deadline_s, ticket.outcomes, ranks=op.ranks
             )
             ticket.result = TicketResult.of(performed)
         except Exception as error:  # noqa: BLE001 - any error ends the operation; the loop continues
@@ -165,7 +165,7 @@ class AsyncLane:
         if ticket.result is None:
             ticket.result = TicketResult.of(OpResult([TIMED_OUT] * len(ticket.op.keys)))
         self._running.pop(ticket, None)
-        ticket.done_s = self.tier.clock()
+        ticket.done_s = self.tickets.moved_s = self.tier.clock()
         self._done.append(ticket)
         self._pump()
 

@@ -46,6 +46,10 @@ class Deadlines:
                 return ticket
         return None
 
+    def postpone(self, ticket: Ticket, until_s: float) -> None:
+        """Give a ticket that was taken out as overdue another deadline."""
+        heapq.heappush(self._heap, (until_s, next(self._sequence), ticket))
+
     def unreported(self) -> list[Ticket]:
         """Tickets that have neither ended nor missed their deadline, by deadline. O(n log n); for shutdown."""
         return [ticket for _, _, ticket in sorted(self._heap) if not ticket.ended]

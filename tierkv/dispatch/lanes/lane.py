@@ -204,9 +204,11 @@ class IoWorker:
             return
         op = ticket.op
         try:
-            performed = self._tier.perform(op.verb, op.keys, op.slots, op.deadline_s, ticket.outcomes, ranks=op.ranks)
+            performed = self._tier.perform(
+                op.verb, op.keys, op.slots, ticket.deadline_s, ticket.outcomes, ranks=op.ranks
+            )
             ticket.result = TicketResult.of(performed)
         except BaseException as error:  # noqa: BLE001 - any error ends the operation; the thread continues
             ticket.result = ticket.failed(explain(error))
-        ticket.done_s = self._tier.clock()
+        ticket.done_s = self._tickets.moved_s = self._tier.clock()
         self._done.append(ticket)

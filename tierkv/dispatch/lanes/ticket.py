@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from tierkv.dispatch.stats import Tally
 from tierkv.tiers.retry import NOT_TRIED, TIMED_OUT, OpResult
@@ -12,8 +15,8 @@ from tierkv.types.tier_ops import OP_KEYS, Outcome, OutcomeKind, TierOp, Verb
 
 _NOT_ASKED = Outcome(OutcomeKind.REFUSED, error=NOT_TRIED.error)
 
-PRIORITY = (Verb.READ, Verb.PROBE, Verb.DELETE, Verb.WRITE)
-"""Reads first: requests wait for loads. Deletions free space. Writes can wait."""
+CHANGES = (Verb.DELETE, Verb.WRITE)
+"""Operations that no request waits for, the more urgent ones first: deletions free space, writes can wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,12 @@ class Ticket:
         """Key operations that its end counts as; see :class:`~tierkv.types.tier_ops.Completion`."""
         return len(self.op.keys) + OP_KEYS
 
+    @property
+    def deadline_s(self) -> float:
+        """Time by which its call must have ended: the time in the queue does not count."""
+        began_s = self.submitted_s if self.began_s is None else self.began_s
+        return began_s + (self.op.deadline_s - self.submitted_s)
+
     def claim(self) -> bool:
         """Whether the caller is the first to claim it. ``list.pop`` is atomic, so exactly one caller is."""
         try:
@@ -101,28 +110,41 @@ class Ticket:
 
 
 class TicketQueue:
-    """Bounded queue of tickets by priority, first in first out among equals.
+    """Bounded queue of tickets. Reads and probes go first, because requests wait for them.
 
-    The engine's thread puts, I/O threads take; ``deque.append`` and ``popleft`` are atomic. A cancelled ticket stays in
-    the queue, and counts, until a lane takes it. So a tier that hangs forever cannot make the queue grow.
+    Among these, a ticket is due when the tier has done as much as was on its way for the ticket's request. So a short
+    load passes a long one, which waits at most for as many keys as it has itself; equal ones go first in, first out.
+
+    The engine's thread puts, I/O threads take. Calls of heapq on tuples of numbers and those of deque are atomic, so no
+    thread waits for another one. A cancelled ticket stays in the queue, and counts, until a lane takes it. So a tier
+    that hangs forever cannot make the queue grow.
 
     Args:
-        ops_max: number of tickets that may wait.
+        ops_max: number of reads and probes that may wait, and of changes.
     """
 
     def __init__(self, ops_max: int) -> None:
         self._ops_max = ops_max
-        self._waiting: dict[Verb, deque[Ticket]] = {verb: deque() for verb in PRIORITY}
-        self._in_order = tuple(self._waiting.values())
+        self._awaited: list[tuple[int, int, Ticket]] = []  # a heap by due keys and number
+        self._changes: dict[Verb, deque[Ticket]] = {verb: deque() for verb in CHANGES}
+        self._numbers = itertools.count()
+        self._keys_taken = 0
+        self._taken: deque[int] = deque()  # keys of awaited tickets that lanes took, not yet added up
+        self.moved_s = -math.inf
+        """Time at which the latest call of the lane ended. Set by I/O threads."""
 
     def __len__(self) -> int:
         """Number of waiting tickets, cancelled ones included."""
-        return sum(map(len, self._in_order))
+        return len(self._awaited) + self._num_changes
+
+    @property
+    def _num_changes(self) -> int:
+        return sum(map(len, self._changes.values()))
 
     def age_s(self, now_s: float) -> float:
-        """Seconds for which the oldest ticket has waited; 0 if none waits."""
-        oldest_s = now_s
-        for waiting in self._in_order:
+        """Seconds for which the oldest ticket has waited; 0 if none waits. O(n)."""
+        oldest_s = min((ticket.submitted_s for _, _, ticket in self._awaited.copy()), default=now_s)
+        for waiting in self._changes.values():
             try:
                 oldest_s = min(oldest_s, waiting[0].submitted_s) if waiting else oldest_s
             except IndexError:  # another thread has just taken the last one
@@ -131,14 +153,30 @@ class TicketQueue:
 
     def put(self, ticket: Ticket) -> bool:
         """Add a ticket; False if the queue is full."""
-        if len(self) >= self._ops_max:
+        op = ticket.op
+        if op.verb in self._changes:
+            if self._num_changes >= self._ops_max:
+                return False
+            self._changes[op.verb].append(ticket)
+            return True
+        if len(self._awaited) >= self._ops_max:
             return False
-        self._waiting[ticket.op.verb].append(ticket)
+        while self._taken:
+            self._keys_taken += self._taken.popleft()
+        due = self._keys_taken + (op.load_chunks or len(op.keys))
+        heappush(self._awaited, (due, next(self._numbers), ticket))
         return True
 
     def take(self) -> Ticket | None:
         """Return the next ticket, which may be a cancelled one; None if the queue is empty."""
-        for waiting in self._in_order:
+        try:
+            ticket = heappop(self._awaited)[2]
+        except IndexError:
+            pass
+        else:
+            self._taken.append(len(ticket.op.keys))
+            return ticket
+        for waiting in self._changes.values():
             try:
                 return waiting.popleft()
             except IndexError:

@@ -54,7 +54,6 @@ class LowerTierLimits:
     capacity_bytes: int | None
     """Bytes at rest, or None if the tier limits itself."""
     write: WritePolicy
-    """Moment at which chunks are written to it."""
     queue_chunks_max: int
     """Chunks that may hold host slots while they are written to this tier."""
     probe_deadline_s: float = 2.0
@@ -62,12 +61,13 @@ class LowerTierLimits:
     write_deadline_s: float = 30.0
     probe_keys_max: int = 1024
     """Largest number of keys per existence probe."""
+    reads_max: int = 4096
+    """Reads in flight. Further ones wait for their end."""
     concurrency: int | None = None
     """Calls to the backend at once; None: as many as it prefers."""
     presence_ttl_s: float = 30.0
-    """Time for which a shared tier's answer "present" is kept."""
     absence_ttl_s: float = 1.0
-    """Time for which a shared tier's answer "absent" is kept."""
+    """Times for which a shared tier's answers "present" and "absent" are kept."""
     presence_keys_max: int = 1_000_000
     """Answers kept."""
     suspect_ttl_s: float = 5.0

@@ -1,10 +1,10 @@
 """Read speed of a tier, measured on the reads that it does anyway. Sans-IO.
 
-The model is a queue. A read that is issued while ``n`` bytes, its own included, are on their way from the tier takes
-``latency_s + n * s_per_byte``. One pair of numbers holds for one read and for hundreds at once, and includes the wait
-in the queue. Each measured time is compared with the expected one. Their ratio corrects both numbers, each in
-proportion to its share of the expected time: short reads correct the latency, long ones the bandwidth. The ratio is
-bounded, so one slow read changes little; its root is applied, so the numbers converge.
+The model is a queue. A read during which the tier delivers ``n`` bytes, its own included, takes ``latency_s + n *
+s_per_byte``. One pair of numbers holds for one read and for hundreds at once, and includes the wait in the queue. Each
+measured time is compared with the expected one. Their ratio corrects both numbers, each in proportion to its share of
+the expected time: short reads correct the latency, long ones the bandwidth. The ratio is bounded, so one slow read
+changes little; its root is applied, so the numbers converge.
 
 The first numbers have nothing to be compared with. No speed is known before a few readings, and among these each faster
 one is taken over in full.
@@ -29,8 +29,16 @@ READINGS_MIN = 3
 CHANGE_MIN = 2.0
 """Factor by which a number of the model must have changed to count as another one."""
 
+MAGNITUDES = 32
+"""Number of magnitudes of a request's chunks on their way."""
+
 LATENCY_S_MIN, LATENCY_S_MAX = 1e-6, 3600.0
 S_PER_BYTE_MIN, S_PER_BYTE_MAX = 1e-13, 1.0
+
+
+def magnitude(chunks: int) -> int:
+    """Magnitude of a number of chunks: 0 for none, otherwise the number of its binary digits."""
+    return min(chunks.bit_length(), MAGNITUDES - 1)
 
 
 class ReadTimes(NamedTuple):
@@ -39,7 +47,7 @@ class ReadTimes(NamedTuple):
     latency_s: float
     """To its first byte, if nothing else is on its way."""
     queue_s: float
-    """Of all bytes that were promised before."""
+    """Of the bytes that were promised before, and are read first."""
     s_per_byte: float
 
 
@@ -47,52 +55,47 @@ class TierSpeed:
     """Speed of reads from one tier. ``latency_s`` and ``s_per_byte`` are the model, None until the first reading."""
 
     __slots__ = (
-        "_asked_at_s", "_issued_bytes", "_noted", "_promised_bytes", "_readings", "has_missed", "latency_s",
-        "s_per_byte",
+        "_asked_at_s", "_noted", "_promised_bytes", "_readings", "ended_bytes", "has_missed", "latency_s", "s_per_byte",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.latency_s: float | None = None
         self.s_per_byte: float | None = None
         self._readings = 0
-        self._promised_bytes = 0
-        self._issued_bytes = 0
+        self._promised_bytes = [0] * MAGNITUDES
+        self.ended_bytes = 0
+        """Of all reads that ended, successful or not."""
         self._asked_at_s = float("-inf")
         self.has_missed = False
         """Whether a read has missed its deadline. It may never end, so no request is kept waiting behind it."""
         self._noted = (0.0, 0.0)  # the model when it last became another one
 
-    def promised(self, num_bytes: int, now: float) -> None:
-        """Add bytes that will be read."""
-        self._promised_bytes += num_bytes
+    def promised(self, num_bytes: int, magnitude: int, now: float) -> None:
+        """Add bytes that will be read, for a request of this :func:`magnitude`."""
+        self._promised_bytes[magnitude] += num_bytes
         self._asked_at_s = now
 
-    def issued(self, num_bytes: int) -> int:
-        """Add a read that is issued. Returns the bytes on their way, its own included."""
-        self._issued_bytes += num_bytes
-        return self._issued_bytes
-
-    def ended(self, num_bytes: int) -> None:
+    def ended(self, num_bytes: int, magnitude: int) -> None:
         """Remove a read that ended, successful or not."""
-        self._promised_bytes -= num_bytes
-        self._issued_bytes -= num_bytes
+        self._promised_bytes[magnitude] -= num_bytes
+        self.ended_bytes += num_bytes
 
-    def measured(self, queue_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
-        """Update the model by a read that took ``elapsed_s`` and was the last of ``queue_bytes`` on their way.
+    def measured(self, num_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
+        """Update the model by a read that took ``elapsed_s``.
 
-        is_late: it missed its deadline and runs on.
+        num_bytes: that the tier delivered meanwhile, its own included; is_late: it missed its deadline and runs on.
 
         Returns:
             Whether it became known, or quite another one, so that decisions which rely on it should be made again.
         """
-        if elapsed_s <= 0 or queue_bytes <= 0:
+        if elapsed_s <= 0 or num_bytes <= 0:
             return False
         self._readings += 1
         self.has_missed |= is_late
         if self.latency_s is None or self.s_per_byte is None:
-            latency_s, s_per_byte = elapsed_s / 2, elapsed_s / 2 / queue_bytes
+            latency_s, s_per_byte = elapsed_s / 2, elapsed_s / 2 / num_bytes
         else:
-            expected_s = self.latency_s + queue_bytes * self.s_per_byte
+            expected_s = self.latency_s + num_bytes * self.s_per_byte
             ratio = elapsed_s / expected_s
             if ratio < 1 and self._readings <= READINGS_MIN:
                 latency_s, s_per_byte = self.latency_s * ratio, self.s_per_byte * ratio
@@ -117,13 +120,14 @@ class TierSpeed:
     @property
     def promised_bytes(self) -> int:
         """Bytes on their way, or soon."""
-        return self._promised_bytes
+        return sum(self._promised_bytes)
 
-    def expected(self) -> ReadTimes | None:
-        """Times of a new read; None until known."""
+    def expected(self, chunks: int) -> ReadTimes | None:
+        """Times of a new read for a request that needs this number of chunks; None until known."""
         if self.latency_s is None or self.s_per_byte is None or not self.is_known:
             return None
-        return ReadTimes(self.latency_s, self._promised_bytes * self.s_per_byte, self.s_per_byte)
+        ahead = sum(self._promised_bytes[: magnitude(chunks) + 1])  # longer loads give way
+        return ReadTimes(self.latency_s, ahead * self.s_per_byte, self.s_per_byte)
 
     def as_dict(self) -> dict[str, float]:
         """``latency_s`` and ``bytes_per_s``; empty until known."""
@@ -133,4 +137,4 @@ class TierSpeed:
 
     def is_stale(self, now: float) -> bool:
         """Whether nothing was read for a while, so that the model may be out of date."""
-        return not self._promised_bytes and now - self._asked_at_s >= REMEASURE_S
+        return not self.promised_bytes and now - self._asked_at_s >= REMEASURE_S

@@ -14,10 +14,10 @@ from tierkv.errors import require
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkEvent
 from tierkv.manager.host.host_tier import HostTier
-from tierkv.manager.lower.lower_tier import LowerTier
-from tierkv.manager.lower.read_speed import TierSpeed
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.lower_room import LowerRoom
+from tierkv.manager.moves.tier_reads import TierReads
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_state import StepState
@@ -43,15 +43,21 @@ class OpInFlight:
     """Host slots that it holds; empty for probes and deletions."""
     announced_late: bool = False
     """Whether its deadline has passed."""
-    queue_bytes: int = 0
-    """Of a read: bytes on their way from the tier when it was issued, its own included."""
+    ended_bytes: int = 0
+    """Of a read: bytes that the tier had delivered when it was issued."""
+
+
+def _deadline_s(limits: LowerTierLimits, verb: Verb) -> float:
+    if verb is Verb.READ:
+        return limits.read_deadline_s
+    return limits.probe_deadline_s if verb is Verb.PROBE else limits.write_deadline_s
 
 
 class InFlightOps:
     """Issues instructions and applies their completions. Sans-IO.
 
     Args:
-        speeds: read speed of each tier, by its number. Measured here; tiers are added and removed by the owner.
+        reads: reads from each tier, by its number. Measured here; tiers are added and removed by the owner.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - its collaborators
@@ -59,7 +65,7 @@ class InFlightOps:
         step: StepState,
         host: HostTier,
         tiers: TierList,
-        speeds: Mapping[int, TierSpeed],
+        reads: Mapping[int, TierReads],
         cascades: Cascades,
         demotions: Demotions,
         room: LowerRoom,
@@ -76,7 +82,7 @@ class InFlightOps:
         self._counters = cascades.counters
         self._ops: dict[int, OpInFlight] = {}
         self._last_op_id = 0
-        self._speeds = speeds
+        self._reads = reads
         self._ended: dict[Verb, Callable[[LowerTier, OpInFlight, Sequence[Outcome]], None]] = {
             Verb.READ: self._read_ended,
             Verb.WRITE: self._write_ended,
@@ -95,11 +101,11 @@ class InFlightOps:
         self,
         tier: LowerTier,
         verb: Verb,
-        deadline_s: float,
         keys: tuple[Key, ...] = (),
         slots: Sequence[int] = (),
+        load_chunks: int = 0,
     ) -> TierOp:
-        """Issue an instruction with a deadline in ``deadline_s`` seconds. keys: those in ``slots``, if left out."""
+        """Issue an instruction. keys: those in ``slots``, if left out; load_chunks: of a read, see :class:`TierOp`."""
         self._last_op_id += 1
         op = TierOp(
             self._last_op_id,
@@ -107,14 +113,15 @@ class InFlightOps:
             verb,
             keys or self._host.slots.keys_of(slots),
             self._host.slots.refs(slots),
-            self._step.now + deadline_s,
+            self._step.now + _deadline_s(tier.limits, verb),
             tier.written_ranks.of(self._host.slots.ranks_of(slots)) if verb is Verb.WRITE else (),
+            load_chunks,
         )
         pending = self._ops[op.op_id] = OpInFlight(op, slots)
         if verb is Verb.PROBE:
             self._step.probe_began()
         elif verb is Verb.READ:
-            pending.queue_bytes = self._speeds[tier.index].issued(self._sizes.raw(op.keys))
+            pending.ended_bytes = self._reads[tier.index].speed.ended_bytes
         return op
 
     # -- completions ---------------------------------------------------------------------------------------------------
@@ -168,14 +175,16 @@ class InFlightOps:
 
     def _measure(self, pending: OpInFlight, completion: Completion) -> None:
         """Measure the speed of a tier by a read. A read that failed at once is not measured; a late one is."""
-        speed = self._speeds[pending.op.tier]
+        reads = self._reads[pending.op.tier]
         served = not completion.ended or any(outcome.kind is OutcomeKind.OK for outcome in completion.outcomes)
+        own_bytes = self._sizes.raw(pending.op.keys)
         if served and not pending.announced_late:
-            self._step.speed_changes += speed.measured(
-                pending.queue_bytes, completion.elapsed_s, is_late=not completion.ended
+            delivered = reads.speed.ended_bytes - pending.ended_bytes + own_bytes
+            self._step.speed_changes += reads.speed.measured(
+                delivered, completion.elapsed_s, is_late=not completion.ended
             )
         if completion.ended:
-            speed.ended(self._sizes.raw(pending.op.keys))
+            reads.ended(own_bytes, pending.op.load_chunks)
 
     def _announce_late(self, tier: LowerTier, pending: OpInFlight) -> None:
         """End the wait for I/O that missed its deadline and runs on. Its slots stay held."""

@@ -11,7 +11,6 @@ from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier
-from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
@@ -20,6 +19,7 @@ from tierkv.manager.moves.forgetting import Forgetting
 from tierkv.manager.moves.in_flight import InFlightOps
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.retention import Retention
+from tierkv.manager.moves.tier_reads import TierReads
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.manager.moves.write_through import Cascades
@@ -74,16 +74,15 @@ class TierIO:
         self._sizes = ChunkSizes(group_bytes)
         self._events = events
         self._counters = counters
-        self.speeds = {tier.index: TierSpeed() for tier in tiers}
-        """Read speed of each tier, by its number."""
+        self.reads = {tier.index: TierReads(tier.limits.reads_max) for tier in tiers}
+        """Reads from each tier, by its number."""
         self.retention = Retention(host.num_slots)
         write_mask = WriteMask(host.num_slots, tiers, self.retention)
         self.admissions = Admissions(host, DirtyPins(host, tiers, step.budget.share()), write_mask, events, counters)
         self._room = LowerRoom(tiers, counters, step.budget)
         self.cascades = Cascades(host, tiers, self.admissions, self._room, self._sizes, events, counters, step.budget)
         self._demotions = Demotions(host, tiers, self.cascades, self.admissions, self._room, step.budget)
-        self.in_flight = InFlightOps(step, host, tiers, self.speeds, self.cascades, self._demotions, self._room, events)
-        self._promotions: dict[int, list[int]] = {}
+        self.in_flight = InFlightOps(step, host, tiers, self.reads, self.cascades, self._demotions, self._room, events)
         self._swept = step.budget.share()
         self.forgetting = Forgetting(tiers, self.retention, step, self._swept)
         self._deleted = step.budget.share()
@@ -126,7 +125,7 @@ class TierIO:
 
     def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which must be in the tier and not in the host tier, if the tier was not read for a while."""
-        if self.speeds[tier].is_stale(self._step.now) and self._host.room:
+        if self.reads[tier].speed.is_stale(self._step.now) and self._host.room:
             self._host.unpin(self.promote([key], self._tiers[tier]) or ())
 
     def promises_max(self, tier: LowerTier, wanted: int) -> int:
@@ -135,7 +134,7 @@ class TierIO:
         All of them, but few while the speed of the tier is unknown: otherwise all requests of a burst would wait for a
         tier that may be slower than computing. A request that is alone gets all that it wants.
         """
-        speed = self.speeds[tier.index]
+        speed = self.reads[tier.index].speed
         if speed.is_known or speed.has_missed or not speed.promised_bytes:
             return wanted
         return max(0, min(wanted, UNMEASURED_CHUNKS_MAX - speed.promised_bytes // self._chunk_bytes))
@@ -145,7 +144,7 @@ class TierIO:
     def attach(self, tier: LowerTier, before: LowerTier | None) -> None:
         """Put a tier in service, ahead of another one, or last. Its chunks may change the answers to open lookups."""
         self._tiers.attach(tier, before)
-        self.speeds[tier.index] = TierSpeed()
+        self.reads[tier.index] = TierReads(tier.limits.reads_max)
         self._step.version += 1
 
     def detach(self, tier: LowerTier) -> None:
@@ -160,8 +159,7 @@ class TierIO:
     def forget(self, index: int) -> None:
         """Discard the state of a detached tier whose operations have all ended."""
         self._tiers.forget(index)
-        del self.speeds[index]
-        self._promotions.pop(index, None)
+        del self.reads[index]
 
     # -- retention -----------------------------------------------------------------------------------------------------
 
@@ -215,8 +213,12 @@ class TierIO:
 
     # -- host slots ----------------------------------------------------------------------------------------------------
 
-    def promote(self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS) -> list[int] | None:
+    def promote(
+        self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, ahead: int = 0
+    ) -> list[int] | None:
         """Start to read ``keys`` from ``tier`` into the host tier, for a request with these hints.
+
+        ahead: chunks that are on their way for the request.
 
         Returns:
             Their slots, held by the caller in addition to the hold of the I/O; None if there is no room for all.
@@ -229,8 +231,7 @@ class TierIO:
                 other.residency.listed.order.forget_cuts(ranks)
         slots = self.admissions.admit(keys, hints, tier, ranks)
         self._host.pin(slots)
-        self.speeds[tier.index].promised(self._sizes.raw(keys), self._step.now)
-        self._promotions.setdefault(tier.index, []).extend(slots)
+        self.reads[tier.index].put(slots, ahead + len(slots), self._sizes.raw(keys), self._step.now)
         return slots
 
     def read_ahead(self, keys: Sequence[Key], count: int, hints: RequestHints, since: float) -> dict[Key, str]:
@@ -286,7 +287,7 @@ class TierIO:
         self.cascades.offer_ready(self._step.now)  # first, because shared tiers are asked about chunks
         self._delete_some()
         tiers = self._tiers.with_detached
-        ops = [op for tier in tiers if self._promotions or tier.probes for op in self._questions(tier)]
+        ops = [op for tier in tiers if self.reads[tier.index] or tier.probes for op in self._questions(tier)]
         demotions = self._demotions.begin(self._step.now)
         first = self._step.budget.step % max(1, len(tiers))  # another tier in each step, so none uses up the budget
         for tier in tiers[first:] + tiers[:first]:
@@ -296,7 +297,7 @@ class TierIO:
 
     def _is_idle(self) -> bool:
         """Whether nothing is due: the answer in most steps, so it costs a few calls."""
-        if self._promotions or self._host.has_quotas or self.cascades.has_ready:
+        if any(self.reads.values()) or self._host.has_quotas or self.cascades.has_ready:
             return False
         if self.retention.has_ever_expiring and self.retention.has_lifetimes:
             return False
@@ -311,7 +312,7 @@ class TierIO:
         Demotions and quotas evict ahead of need in every step, and so does an evicted or reset tier. A tier that is out
         of service is tried again as soon as it may be.
         """
-        if self._promotions or self._host.has_quotas or self._host.slots.unswept or self.cascades.has_ready:
+        if any(self.reads.values()) or self._host.has_quotas or self._host.slots.unswept or self.cascades.has_ready:
             return False
         if self._tiers.writes_back or self._tiers.has_forgotten:
             return False
@@ -324,18 +325,20 @@ class TierIO:
 
     def _questions(self, tier: LowerTier) -> list[TierOp]:
         """Reads and probes that are due in a tier."""
-        limits, slots = tier.limits, self._promotions.pop(tier.index, [])
-        keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(slots)), self._op_keys_max)
-        reads = batches(slots, keys_max)
-        ops = [self.in_flight.issue(tier, Verb.READ, limits.read_deadline_s, slots=batch) for batch in reads]
+        reads = self.reads[tier.index]
+        keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(reads)), self._op_keys_max)
+        ops = [
+            self.in_flight.issue(tier, Verb.READ, slots=slots, load_chunks=chunks)
+            for slots, chunks in reads.take(keys_max, serves=tier.phase.usable)
+        ]
         for probe in tier.probes.take(self._share.left) if tier.probes else ():
             self._counters.probes[tier.name] += self._share.take(len(probe))
-            ops.append(self.in_flight.issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
+            ops.append(self.in_flight.issue(tier, Verb.PROBE, keys=probe))
         return ops
 
     def _changes(self, tier: LowerTier, writes: list[int]) -> list[TierOp]:
         """Deletions and writes that are due in a tier. writes: slots of chunks that are demoted to it."""
-        issue, deadline_s = self.in_flight.issue, tier.limits.write_deadline_s
+        issue = self.in_flight.issue
         writes += self.cascades.take_writable(tier, self._step.now)
         ops: list[TierOp] = []
         if tier.residency.num_deleting:
@@ -344,10 +347,10 @@ class TierIO:
             deletions = tier.residency.take_deletions(self._step.now, min(self._deleted.left, room))
             self._deleted.take(len(deletions))
             keys_max = min(tier.capabilities.preferred_batch, self._op_keys_max)
-            ops += [issue(tier, Verb.DELETE, deadline_s, keys=tuple(keys)) for keys in batches(deletions, keys_max)]
+            ops += [issue(tier, Verb.DELETE, keys=tuple(keys)) for keys in batches(deletions, keys_max)]
         if writes:
             keys_max = min(tier.capabilities.keys_per_write(self._frame_bytes), self._op_keys_max)
-            ops += [issue(tier, Verb.WRITE, deadline_s, slots=batch) for batch in batches(writes, keys_max)]
+            ops += [issue(tier, Verb.WRITE, slots=batch) for batch in batches(writes, keys_max)]
         return ops
 
     # -- state ---------------------------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ class Passage:
     def delivered_s(self) -> float:
         """Time when the chunks being read moved: of the tier that has delivered nothing for longest, if it is later.
 
-        Chunks of one tier are delivered in turn, so a chunk for another request counts too. If none is being read, the
+        Chunks of one tier wait in one queue, so a chunk for another request counts too. If none is being read, the
         rest is being copied from the engine for a store, which is no delay of a tier: the present time. For a passage
         that is held back, a chunk from any tier counts.
         """

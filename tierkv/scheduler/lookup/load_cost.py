@@ -17,6 +17,7 @@ class PendingRead(NamedTuple):
     num_bytes: int
     key: Key
     """Of the first chunk."""
+    num_chunks: int = 1
 
 
 class ReadCost(NamedTuple):
@@ -52,7 +53,7 @@ def best_load_tokens(
     best, best_s = 0, hit_tokens / prefill_tokens_per_s
     read_bytes: dict[int, int] = {}
     reading_s = 0.0
-    for start, tier, num_bytes, _ in reads:
+    for start, tier, num_bytes, _, _ in reads:
         cost = costs.get(tier)
         if cost is None:
             continue

@@ -119,10 +119,13 @@ class LoadOrRecompute:
 
     def _shorten(self, record: RequestRecord, computed_tokens: int, hit: Hit, search: Search) -> Hit:
         rate = self._prefill.tokens_per_s
-        costs = {} if rate is None else self._costs(self._prefill.expected_for_others(record) / rate)
-        if rate is None or not costs or not hit.tokens:
+        if rate is None or not hit.tokens:
             return hit
         reads = self._pending_reads(record, computed_tokens, hit.tokens)
+        chunks = sum(read.num_chunks for read in reads)
+        costs = self._costs(self._prefill.expected_for_others(record) / rate, chunks)
+        if not costs:
+            return hit
         load_tokens = best_load_tokens(reads, computed_tokens, hit.tokens, rate, costs)
         best, best_reads = hit, reads
         if load_tokens < hit.tokens:
@@ -155,13 +158,13 @@ class LoadOrRecompute:
                 avoided = frozenset(self._manager.tiers[tier].name for tier in tiers[:count])
                 yield search(record.hit_end_max, avoided)
 
-    def _costs(self, busy_s: float = 0.0) -> dict[int, ReadCost]:
+    def _costs(self, busy_s: float = 0.0, chunks: int = 0) -> dict[int, ReadCost]:
         """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice.
 
-        busy_s: seconds for which the engine computes for others first, while reads proceed.
+        busy_s: seconds for which the engine computes for others first, while reads proceed; chunks: to be read.
         """
         costs: dict[int, ReadCost] = {}
-        for tier, expected in self._manager.read_costs.expected().items():
+        for tier, expected in self._manager.read_costs.expected(chunks).items():
             if expected is not None:
                 factor = BENEFIT if tier in self._left_out else 1 / BENEFIT
                 start_s = expected.latency_s + max(0.0, expected.queue_s / QUEUE_PATIENCE - busy_s)
@@ -183,7 +186,7 @@ class LoadOrRecompute:
             keys = group.keys[missing.start : missing.stop]
             for i, tier, count in self._pieces(keys, step, record.ctx):
                 start = (missing.start + i) * group.chunk_tokens
-                reads.append(PendingRead(start, tier, count * num_bytes, keys[i]))
+                reads.append(PendingRead(start, tier, count * num_bytes, keys[i], count))
         reads.sort(key=lambda read: read.start)
         return reads
 

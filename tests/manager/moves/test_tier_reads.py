@@ -1,0 +1,54 @@
+"""Reads from a tier wait for room in its queue, short loads first."""
+
+from __future__ import annotations
+
+from tierkv.manager.moves.tier_reads import TierReads
+
+CHUNK = 100
+
+
+def put(reads: TierReads, first: int, count: int, chunks: int) -> None:
+    """Add ``count`` chunks of a load of ``chunks``."""
+    reads.put(range(first, first + count), chunks, count * CHUNK, 0.0)
+
+
+def slots(taken: list[tuple[object, int]]) -> list[list[int]]:
+    """Slots of the reads that were taken."""
+    return [list(batch) for batch, _ in taken]  # type: ignore[call-overload]  # sequences of slots
+
+
+def test_short_loads_are_issued_first() -> None:
+    """Whatever the order in which they were asked for. Loads of about one length share reads, in their order."""
+    reads = TierReads(100)
+    put(reads, 0, 8, 200)
+    put(reads, 10, 2, 2)
+    put(reads, 20, 2, 3)
+    taken = reads.take(4, serves=True)
+    assert slots(taken) == [[10, 11, 20, 21], [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [chunks for _, chunks in taken] == [3, 255, 255]
+    assert not reads
+
+
+def test_no_more_reads_than_the_queue_takes() -> None:
+    """Dispatch would refuse them, and their chunks would be misses: these wait until others have ended."""
+    reads = TierReads(3)
+    put(reads, 0, 10, 10)
+    taken = reads.take(2, serves=True)
+    assert slots(taken) == [[0, 1], [2, 3], [4, 5]]
+    assert (len(reads), reads.slots) == (4, [6, 7, 8, 9])
+    assert reads.take(2, serves=True) == []
+    put(reads, 50, 1, 1)
+    reads.ended(2 * CHUNK, 15)
+    assert slots(reads.take(2, serves=True)) == [[50]]
+    reads.ended(2 * CHUNK, 15)
+    reads.ended(2 * CHUNK, 15)
+    assert slots(reads.take(2, serves=True)) == [[6, 7], [8, 9]]
+    assert reads.speed.promised_bytes == 5 * CHUNK
+
+
+def test_a_tier_out_of_service_gets_all() -> None:
+    """Dispatch refuses them at once, so that no request waits for a tier that is gone."""
+    reads = TierReads(1)
+    put(reads, 0, 6, 6)
+    assert len(reads.take(2, serves=False)) == 3
+    assert not reads

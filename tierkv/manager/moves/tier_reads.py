@@ -1,0 +1,70 @@
+"""Reads from one tier: chunks that are to be read, those on their way, and the speed at which they come. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkv.manager.lower.read_speed import TierSpeed, magnitude
+from tierkv.types.geometry import batches
+
+
+class TierReads:
+    """Reads from one tier, those of short loads first.
+
+    The manager knows what a request needs, so it decides the order; the queue of dispatch keeps it. Reads that dispatch
+    would refuse, because too many wait there, wait here.
+
+    Args:
+        ops_max: reads in flight.
+    """
+
+    __slots__ = ("_in_flight", "_ops_max", "_waiting", "speed")
+
+    def __init__(self, ops_max: int) -> None:
+        self.speed = TierSpeed()
+        """Speed of the reads."""
+        self._ops_max = ops_max
+        self._in_flight = 0
+        self._waiting: dict[int, list[int]] = {}  # slots by the magnitude of their loads
+
+    def __len__(self) -> int:
+        """Number of chunks whose reads are not issued."""
+        return sum(map(len, self._waiting.values()))
+
+    def __bool__(self) -> bool:
+        """Whether there are such chunks. O(1)."""
+        return bool(self._waiting)
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of the chunks whose reads are not issued."""
+        return [slot for slots in self._waiting.values() for slot in slots]
+
+    def put(self, slots: Sequence[int], chunks: int, num_bytes: int, now: float) -> None:
+        """Add chunks to be read, ``num_bytes`` in all. chunks: on their way for the same request, these included."""
+        size = magnitude(chunks)
+        self._waiting.setdefault(size, []).extend(slots)
+        self.speed.promised(num_bytes, size, now)
+
+    def take(self, keys_max: int, *, serves: bool) -> list[tuple[Sequence[int], int]]:
+        """Take the slots of the reads to issue now, of ``keys_max`` keys at most, each with the chunks of its loads.
+
+        serves: whether the tier is in service. If not, dispatch refuses all reads, so none waits.
+        """
+        reads: list[tuple[Sequence[int], int]] = []
+        for size in sorted(self._waiting):
+            room = self._ops_max - self._in_flight if serves else len(self)
+            if room <= 0:
+                break
+            slots = self._waiting.pop(size)
+            shares = batches(slots, keys_max)
+            reads += [(share, (1 << size) - 1) for share in shares[:room]]
+            self._in_flight += min(room, len(shares))
+            if len(shares) > room:
+                self._waiting[size] = [slot for share in shares[room:] for slot in share]
+        return reads
+
+    def ended(self, num_bytes: int, load_chunks: int) -> None:
+        """Remove a read that ended, successful or not."""
+        self._in_flight -= 1
+        self.speed.ended(num_bytes, magnitude(load_chunks))
