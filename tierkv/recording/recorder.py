@@ -146,7 +146,8 @@ class Recorder:
         if tokens is not None and request_id in self._asked_s:
             self._note_prompt(request_id, self._asked_s.pop(request_id))
         note = self._view.explain_answer(request_id, tokens)
-        answer = (local_tokens, tokens, note)
+        # The answer to a repeated question may be old, and chunks that were missing have come since.
+        answer = (local_tokens, tokens, (note.wanted, note.ready) if tokens else note)
         if self._answers.get(request_id) == answer:
             return
         self._answers[request_id] = answer

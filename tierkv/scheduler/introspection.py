@@ -13,6 +13,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.requests.record import RequestRecord, Watcher
 from tierkv.scheduler.requests.request_state import RequestState
+from tierkv.types.geometry import cdiv
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -28,7 +29,7 @@ class AnswerNote:
     ready: int = 0
     """Number of these chunks, from the front, that are readable in the host tier."""
     missing: Key | None = None
-    """First chunk behind the hit, if the request has one."""
+    """First chunk that a longer hit needs and no tier has, of any group; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,13 @@ class SchedulerView:
 
 
 def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int | None) -> AnswerNote:
-    """Reason for the latest answer. O(wanted chunks)."""
+    """Reason for the latest answer. O(wanted chunks, and those that the next longer hit needs)."""
     lookup = record.lookup
     if tokens is not None:
-        group = record.groups[0]
-        behind = (record.computed_tokens + tokens) // group.chunk_tokens
+        reason, missing = _end_of_hit(record, manager, tokens)
         ready = len(lookup.gathered)
         streams = f"; {ready} of {len(lookup.wanted)} chunks are ready, its load streams" if lookup.will_stream else ""
-        if behind >= len(group.keys):
-            reason = "all whole chunks of it" if tokens else "it has no whole chunk beyond what the engine has"
-            return AnswerNote(reason + streams, lookup.wanted, ready)
-        reason = "the hit ends before the first missing chunk" if tokens else "no tier has its first chunk"
-        return AnswerNote(reason + streams, lookup.wanted, ready, group.keys[behind])
+        return AnswerNote(reason + streams, lookup.wanted, ready, missing)
     if record.has_jobs:
         return AnswerNote("its own transfers are still in flight")
     if record.state is RequestState.ASKING:
@@ -97,6 +93,33 @@ def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int |
     if ready < len(lookup.gathered):
         return AnswerNote("its chunks are in flight to the host tier", lookup.gathered, ready)
     return AnswerNote("another request is loading some of its chunks, or is older", lookup.gathered, ready)
+
+
+def _end_of_hit(record: RequestRecord, manager: OffloadManager, tokens: int) -> tuple[str, Key | None]:
+    """Reason for which a hit of ``tokens`` is not longer, and the chunk that a longer one lacks, if any.
+
+    Of the next longer hit at which all groups may end, the first absent chunk in lookup order. Asks no tier.
+    """
+    groups, start = record.search_groups, record.computed_tokens
+    largest, hit_end = max([group.chunk_tokens for group in groups]), start + tokens
+    end_max = min(record.hit_end_max, *[len(group.keys) * group.chunk_tokens for group in groups])
+    while (end := min([group.allowed_end(end_max) for group in groups])) < end_max:
+        end_max = end
+    if end_max <= hit_end or end_max < start + largest:
+        return "all whole chunks of it" if tokens else "it has no whole chunk beyond what the engine has", None
+    longer = min(end_max, cdiv(hit_end + (1 if tokens else largest), largest) * largest)
+    for group in groups:
+        needs = group.needs(start, longer)
+        first = max(needs.start, hit_end // group.chunk_tokens)
+        absent = first + manager.present_prefix(group.keys, first, needs.stop, record.ctx)
+        if absent < needs.stop:
+            chunk = "chunk" if group.window_chunks is None else "chunk of a window"
+            who = "no tier" if record.ctx.hints.load_tiers is None else "no tier that its hints allow"
+            reason = f"the hit ends before the first missing {chunk}" if tokens else f"{who} has its first {chunk}"
+            if not tokens and absent > start // group.chunk_tokens:
+                reason = f"{who} has a {chunk} that the shortest hit needs"
+            return reason, group.keys[absent]
+    return "more of it is in tiers: a limit or a late tier ends the hit, or computing is faster", None
 
 
 _IN_LOOKUP = (RequestState.ASKING, RequestState.GATHERING, RequestState.OFFERED)
