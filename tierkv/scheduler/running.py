@@ -116,6 +116,9 @@ class RunningRequests:
             raise EngineProtocolError(f"{_STEP}: {error}") from error
 
     def _check(self, scheduled: Sequence[ScheduledRequest], preempted: Collection[str]) -> None:
+        # A text would be ids of one letter, and an iterator would be used up by the check.
+        if type(preempted) is not frozenset and (isinstance(preempted, str) or not isinstance(preempted, Collection)):
+            raise TypeError(f"preempted is {preempted!r:.80}: give a set of ids")
         if not all(isinstance(request_id, str) for request_id in preempted):
             raise TypeError("an id of a preempted request is no text")
         names: set[str] = set()

@@ -125,7 +125,7 @@ class Request(Protocol):
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """Parameters that the engine's user attached to the request."""
+        """Parameters that the engine's user attached to the request; None if there are none. Required."""
 
 
 class ScopedRequest(Request, Protocol):

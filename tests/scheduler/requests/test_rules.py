@@ -268,6 +268,16 @@ def test_hashes_that_are_no_sequence(hashes: Any) -> None:
     refuses(core, lambda: core.ask(OddRequest(hashes)), "'a'", "no len()")
 
 
+def test_a_request_without_parameters() -> None:
+    """Python's own error about an attribute named neither the request nor what to give."""
+    core = make_core()
+    request = SimpleNamespace(request_id="b", num_tokens=4, num_prompt_tokens=4, block_hashes=[b"x"])
+    for call in (core.scheduler.on_new_request, core.ask):
+        refuses(core, lambda call=call: call(request), "'b'", "no kv_transfer_params", "or None")
+    request.kv_transfer_params = None
+    core.scheduler.on_new_request(request)
+
+
 @pytest.mark.parametrize("tokens", [None, "8", 8.0, [8]])
 def test_a_number_of_external_tokens_that_is_not_whole(tokens: Any) -> None:
     """None is what an engine passes on that takes a deferred answer for an answer."""
@@ -292,6 +302,8 @@ def test_a_number_of_external_tokens_that_is_not_whole(tokens: Any) -> None:
         pytest.param(entry(ids=(5,)), id="no table"),
         pytest.param(StepOutput((), (7,)), id="number preempted"),  # type: ignore[arg-type]
         pytest.param(StepOutput((), 7), id="no set of preempted"),  # type: ignore[arg-type]
+        pytest.param(StepOutput((), "abc"), id="text of preempted"),  # type: ignore[arg-type]
+        pytest.param(StepOutput((), iter(["a"])), id="preempted that can be read once"),  # type: ignore[arg-type]
     ],
 )
 def test_a_step_of_a_wrong_form(step: StepOutput) -> None:

@@ -90,10 +90,11 @@ def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
 
 
 def check_new_request(request: Request) -> None:
-    """Check the id of a new request, its lengths, and whether it has hashes: all that follows counts with them.
+    """Check the id of a new request, its lengths, and whether it has hashes and parameters: all that is read later.
 
     Raises:
-        EngineProtocolError: the id is no text, or empty; a length is no whole number; or the hashes are no sequence.
+        EngineProtocolError: the id is no text, or empty; a length is no whole number; the hashes are no sequence; or it
+            has no ``kv_transfer_params``, not even None.
     """
     request_id = getattr(request, "request_id", None)
     if not isinstance(request_id, str):
@@ -105,6 +106,8 @@ def check_new_request(request: Request) -> None:
             raise refused(request_id, f": {name} is {length!r:.80}: give a whole number")
     if not hasattr(hashes := getattr(request, "block_hashes", None), "__len__"):
         raise refused(request_id, f": block_hashes is {hashes!r:.80}: give a sequence of bytes")
+    if not hasattr(request, "kv_transfer_params"):
+        raise refused(request_id, " has no kv_transfer_params: give the parameters of its user, or None")
 
 
 def check_computed(request: Request, num_computed_tokens: int) -> None:
