@@ -86,7 +86,7 @@ class Outcome:
 
 def make_core(load: Load, deadline_s: float | None) -> tuple[ClockedCore, list[list[bytes]], list[list[bytes]]]:
     """Core over a tier that has all prompts, and the hashes of those served before, and of the load."""
-    before = [random_hashes(KNOWN_CHUNKS, seed=-1 - number) for number in range(load.known_prompts)]
+    before = [random_hashes(KNOWN_CHUNKS, seed=1 + load.prompts + number) for number in range(load.known_prompts)]
     hashes = [random_hashes(load.chunks, seed=1 + number) for number in range(load.prompts)]
     keys = [key for prompt in (*before, *hashes) for key in keys_of(prompt)] if load.is_stored else []
     tiers = [shared_tier(0)] if load.shared else local_tiers(GEOMETRY.payload_bytes_max, [keys])
@@ -187,7 +187,7 @@ def _beside_long_prompts(settings: Settings) -> Iterator[Row]:
     num_long, long_chunks = 3, settings.pick(8_192, 64)
     load = Load(count + num_long, chunks, 2 * (count * chunks + num_long * long_chunks), running_max=1_000)
     short = [random_hashes(chunks, seed=1 + number) for number in range(count)]
-    long = [random_hashes(long_chunks, seed=-1 - number) for number in range(num_long)]
+    long = [random_hashes(long_chunks, seed=1 + count + number) for number in range(num_long)]
     alone = _waits(load, [], short)
     waits = _waits(load, long, short)
     for what, share in {"median": 0.5, "longest": 1.0}.items():

@@ -47,7 +47,7 @@ class TierOp:
     ranks: tuple[int, ...] = ()
     """Of a WRITE to a tier that keeps ranks: place of each chunk in its prompt, 0 if unknown; empty otherwise."""
     load_chunks: int = 0
-    """Of a READ: chunks on their way for the request, roughly; 0: those of the operation. Short loads go first."""
+    """Of a READ: chunks that its request lacks, roughly; 0: those of the operation. Short loads go first."""
 
 
 class OutcomeKind(Enum):

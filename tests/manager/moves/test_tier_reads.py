@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from core_parts import disk, make_core
+
 from tierkv.manager.moves.tier_reads import TierReads
+from tierkv.types.keys import make_keys
 
 CHUNK = 100
 
@@ -52,3 +55,20 @@ def test_a_tier_out_of_service_gets_all() -> None:
     put(reads, 0, 6, 6)
     assert len(reads.take(2, serves=False)) == 3
     assert not reads
+
+
+def test_a_read_says_how_much_its_request_lacks() -> None:
+    """Also one for the rest of a load, whose first chunks were granted in an earlier step: it stays a long load."""
+    core = make_core(slots=64, tiers=[disk(write="read_only")])
+    long, short = (make_keys([bytes([first + i]) * 8 for i in range(count)], 0) for first, count in ((0, 40), (100, 2)))
+    core.keep_below([*long, *short])
+    passages = core.manager.passages
+    passages.account.chunks_max = 30
+    passages.reserve("long", tuple(long))
+    (first, *_) = core.manager.take_ops()
+    assert first.load_chunks == 63
+    passages.account.chunks_max = 64
+    core.begin()
+    passages.reserve("short", tuple(short))
+    ops = core.manager.take_ops()
+    assert [(op.load_chunks, op.keys[0]) for op in ops[:2]] == [(3, short[0]), (63, long[30])]

@@ -112,8 +112,8 @@ class Ticket:
 class TicketQueue:
     """Bounded queue of tickets. Reads and probes go first, because requests wait for them.
 
-    Among these, a ticket is due when the tier has done as much as was on its way for the ticket's request. So a short
-    load passes a long one, which waits at most for as many keys as it has itself; equal ones go first in, first out.
+    Among these, a ticket is due when the tier has done as many keys as the ticket's request lacks. So a short load
+    passes a long one, which waits at most for as many keys as it has itself; equal ones go first in, first out.
 
     The engine's thread puts, I/O threads take. Calls of heapq on tuples of numbers and those of deque are atomic, so no
     thread waits for another one. A cancelled ticket stays in the queue, and counts, until a lane takes it. So a tier

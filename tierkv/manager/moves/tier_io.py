@@ -214,11 +214,11 @@ class TierIO:
     # -- host slots ----------------------------------------------------------------------------------------------------
 
     def promote(
-        self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, ahead: int = 0
+        self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, load_chunks: int = 1
     ) -> list[int] | None:
         """Start to read ``keys`` from ``tier`` into the host tier, for a request with these hints.
 
-        ahead: chunks that are on their way for the request.
+        load_chunks: chunks that the request lacks, these included.
 
         Returns:
             Their slots, held by the caller in addition to the hold of the I/O; None if there is no room for all.
@@ -231,7 +231,7 @@ class TierIO:
                 other.residency.listed.order.forget_cuts(ranks)
         slots = self.admissions.admit(keys, hints, tier, ranks)
         self._host.pin(slots)
-        self.reads[tier.index].put(slots, ahead + len(slots), self._sizes.raw(keys), self._step.now)
+        self.reads[tier.index].put(slots, load_chunks, self._sizes.raw(keys), self._step.now)
         return slots
 
     def read_ahead(self, keys: Sequence[Key], count: int, hints: RequestHints, since: float) -> dict[Key, str]:
@@ -253,7 +253,7 @@ class TierIO:
                 by_tier.setdefault(tier.index, []).append(key)
         read: dict[Key, str] = {}
         for index, some in by_tier.items():
-            granted = self.promote(some, self._tiers[index], hints)
+            granted = self.promote(some, self._tiers[index], hints, len(wanted))
             if granted is not None:
                 self._host.unpin(granted)
                 read.update(dict.fromkeys(some, self._tiers[index].name))

@@ -41,7 +41,7 @@ class TierReads:
         return [slot for slots in self._waiting.values() for slot in slots]
 
     def put(self, slots: Sequence[int], chunks: int, num_bytes: int, now: float) -> None:
-        """Add chunks to be read, ``num_bytes`` in all. chunks: on their way for the same request, these included."""
+        """Add chunks to be read, ``num_bytes`` in all. chunks: that their request lacks, these included."""
         size = magnitude(chunks)
         self._waiting.setdefault(size, []).extend(slots)
         self.speed.promised(num_bytes, size, now)

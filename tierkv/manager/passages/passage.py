@@ -216,6 +216,11 @@ class Passage:
         return self.num_granted == len(self.keys)
 
     @property
+    def num_lacking(self) -> int:
+        """Number of wanted chunks that are not readable yet, or have no slot."""
+        return len(self.keys) - self.num_granted + self.outstanding
+
+    @property
     def ready(self) -> bool:
         """Whether every wanted chunk is readable and held."""
         return self.complete and not self.outstanding and not self.failed
