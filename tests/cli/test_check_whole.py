@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,37 @@ def test_a_plan_that_wants_single_blocks_is_compared_with_the_chunks(
     assert [one["ok"] for one in found] == ([] if ok is None else [ok])
     assert said.exit_code == (1 if ok is False else 0)
     assert all(names in one["detail"] and "set chunk.blocks = 1" in one["fix"] for one in found)
+
+
+def test_quotas_above_the_capacity_are_found(tierkv: Run, tmp_path: Path) -> None:
+    """No tenant reaches them, so the tenants share the tier as without quotas. No salt is named: it may be a secret."""
+    file = tmp_path / "quotas.json"
+    quotas = {"tenant_quota": "1GiB", "tenant_quotas": {"team-a": "2GiB", "": "3TiB", "b": "1MiB"}}
+    tiers = [disk("a", tmp_path / "a") | quotas, disk("b", tmp_path / "b") | {"tenant_quota": "1GiB"}]
+    file.write_text(json.dumps({"host": {"capacity": "8MiB", "tenant_quota": "1GiB"}, "tiers": tiers}), "utf-8")
+    report = json.loads(tierkv("check", file, "--json").stdout)
+    found = [found for found in report["findings"] if found["subject"] == "quotas"]
+    assert [(one["tier"], one["ok"], one["warns"]) for one in found] == [("host", True, True), ("a", True, True)]
+    assert found[0]["detail"].startswith("tenant_quota = 1.00 GiB; capacity = 8.00 MiB: ")
+    assert found[1]["detail"].startswith("2 of tenant_quotas, up to 3.00 TiB; capacity = 1.00 GiB: ")
+    assert "team-a" not in str(found)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_spans_without_opentelemetry_are_found(
+    tierkv: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """The stack would not open: the engine has loaded its weights by then. The check may run with another Python."""
+    if is_there:
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    else:
+        monkeypatch.setitem(sys.modules, "tierkv.recording.exporting", None)
+    file = tmp_path / "spans.json"
+    file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "record": {"spans": "program"}}), "utf-8")
+    report = json.loads(tierkv("check", file, "--json").stdout)
+    (found,) = [found for found in report["findings"] if found["subject"] == "record.spans"]
+    assert (found["tier"], found["ok"], found["warns"]) == ("stack", True, not is_there)
+    assert is_there or "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in found["fix"]
 
 
 def test_a_variable_in_a_path_is_found(tierkv: Run, tmp_path: Path) -> None:

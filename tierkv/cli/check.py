@@ -14,7 +14,7 @@ import click
 from rich.text import Text
 
 from tierkv.abc import CheckResult
-from tierkv.cli.check_whole import check_files, check_plan, check_whole
+from tierkv.cli.check_whole import check_files, check_plan, check_quotas, check_spans, check_whole
 from tierkv.cli.output import Cell, print_json, print_table, verdict
 from tierkv.config import HostConfig, ResolvedTier, format_size, load_sound_part, resolve_parts
 from tierkv.config.problems import Problem, raise_problems, without_consequences
@@ -65,8 +65,9 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) ->
     host = part.config.host if part.config and part.knows_host else None
     is_sound = not any(problem.path.partition(".")[0] == "host" for problem in problems)
     whole = check_whole(host.capacity if host else None, tiers, part.config.chunk if part.config else None)
-    own = (*check_plan(part.config), *check_files(part.config)) if part.config else ()
-    results = [TierCheck(tier, result) for tier, result in (*whole, *own)] + probe(tiers, deadline_s)
+    quotas = check_quotas(host, tiers)
+    own = (*check_plan(part.config), *check_files(part.config), *check_spans(part.config)) if part.config else ()
+    results = [TierCheck(tier, result) for tier, result in (*whole, *quotas, *own)] + probe(tiers, deadline_s)
     if as_json:
         wrong = [TierCheck("", _finding(problem)) for problem in problems]
         rows = [{"tier": found.tier, **asdict(found.result)} for found in wrong + results]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.config import ChunkConfig, ResolvedTier, StackConfig
+from tierkv.config import ChunkConfig, HostConfig, ResolvedTier, StackConfig, TierConfig
 from tierkv.manager.contract import HOST
 from tierkv.memory.available import usable_bytes
 from tierkv.types.sizes import round_size
@@ -82,6 +82,44 @@ def check_files(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
                 yield "stack", CheckResult(key, ok=False, detail=f"this user may not write in {folder}", fix=fix)
             else:
                 yield "stack", CheckResult(key, ok=True, detail=f"{folder} can be written")
+
+
+def check_spans(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a finding where spans are asked for: whether this Python has what makes them."""
+    if config.record.spans is None:
+        return
+    try:
+        import tierkv.recording.exporting  # noqa: F401, PLC0415 - an extra, only if it is asked for
+    except ImportError as error:
+        # A warning: the engine may run with another Python.
+        fix = "where the engine runs: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, "
+        fix += "or leave the key out: no stack opens without them"
+        yield "stack", CheckResult("record.spans", ok=True, detail=str(error), fix=fix, warns=True)
+    else:
+        yield "stack", CheckResult("record.spans", ok=True, detail="OpenTelemetry is installed")
+
+
+def check_quotas(host: HostConfig | None, tiers: Sequence[ResolvedTier]) -> Iterator[tuple[str, CheckResult]]:
+    """Yield a warning for each tier with quotas above its capacity: no tenant ever reaches one.
+
+    Args:
+        host: the host tier; None: unknown.
+        tiers: lower tiers.
+    """
+    lower = [(tier.config.name, tier.config) for tier in tiers]
+    known: list[tuple[str, HostConfig | TierConfig]] = [*([] if host is None else [(HOST, host)]), *lower]
+    for name, config in known:
+        capacity, quota, above = config.capacity, config.tenant_quota, list[str]()
+        if capacity is None:
+            continue
+        if quota is not None and quota > capacity:
+            above.append(f"tenant_quota = {round_size(quota)}")
+        if named := [size for size in config.tenant_quotas.values() if size > capacity]:  # a salt may be a secret
+            above.append(f"{len(named)} of tenant_quotas, up to {round_size(max(named))}")
+        if above:
+            detail = f"{'; '.join(above)}; capacity = {round_size(capacity)}: no tenant reaches such a quota"
+            fix = "set it below the capacity, or leave it out"
+            yield name, CheckResult("quotas", ok=True, detail=detail, fix=fix, warns=True)
 
 
 def check_memory(capacity: int, memory: int) -> CheckResult:
