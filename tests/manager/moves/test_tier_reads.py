@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core_parts import disk, make_core
 
 from tierkv.manager.moves.tier_reads import TierReads
 from tierkv.types.keys import make_keys
+from tierkv.types.tier_ops import OutcomeKind
 
 CHUNK = 100
 
@@ -72,3 +75,23 @@ def test_a_read_says_how_much_its_request_lacks() -> None:
     passages.reserve("short", tuple(short))
     ops = core.manager.take_ops()
     assert [(op.load_chunks, op.keys[0]) for op in ops[:2]] == [(3, short[0]), (63, long[30])]
+
+
+def test_a_tier_that_leaves_keeps_no_slot() -> None:
+    """The reads that waited are issued at once, and refused: a tier is forgotten when its operations have ended."""
+    one = disk(write="read_only")
+    core = make_core(slots=64, tiers=[replace(one, limits=replace(one.limits, reads_max=1))])
+    keys = make_keys([bytes([i]) * 8 for i in range(12)], 0)
+    core.keep_below(keys)
+    core.manager.passages.reserve("a", tuple(keys))
+    reads = core.manager.take_ops()
+    assert len(reads) == 1
+    index = core.manager.detach("disk")
+    reads += core.manager.take_ops()
+    assert sum(len(op.keys) for op in reads) == 12
+    for op in reads:
+        core.finish(op, OutcomeKind.REFUSED)
+    core.manager.passages.release("a")
+    core.begin()
+    core.manager.forget(index)
+    assert core.manager.host_is_idle
