@@ -46,6 +46,7 @@ ENTRIES = [
     entry("op end", op=4, tier="disk", verb="read", ok=0, bad={A: "corrupt: x"}, late=False),
     entry("job", r="a", job=9, store=False, keys=[A]),
     entry("job end", r="a", job=9, store=False, failed=[A]),
+    entry("not stored", r="a", keys=[A]),
     entry("chunks", tier="disk", event="stored", keys=[A]),
     entry("chunks", tier="disk", event="cleared", keys=[]),
     entry("health", tier="disk", usable=False, why="it left"),

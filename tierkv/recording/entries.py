@@ -12,6 +12,7 @@ group; for a tenant ``@`` and its digest, and for an adapter ``+`` and its diges
     answer     a lookup was answered: r, local and offered tokens (null: deferred), why, wanted and ready chunks
     job        a transfer between GPU and host begins: r, job, store, keys
     job end    a transfer has ended: job, r, failed keys
+    not stored a request ended before the host tier took its chunks: r, keys of the first ones
     op         an operation of a tier begins: op, tier, verb, keys
     op end     it has ended, or its deadline has passed (late): op, tier, verb, ok, bad (key -> why)
     chunks     chunks became available or were removed: tier, event, keys

@@ -261,7 +261,7 @@ class RequestFilter:
 
 
 class FailureFilter:
-    """Entries about failures: operations, transfers, tiers, and lost entries."""
+    """Entries about failures: operations, transfers, stores, tiers, and lost entries."""
 
     def includes(self, entry: Entry) -> bool:
         """Whether the entry is selected."""
@@ -271,7 +271,7 @@ class FailureFilter:
                 return entry["late"] or (bool(entry["bad"]) and not harmless)
             case "job end":
                 return bool(entry["failed"])
-            case "health" | "lost":
+            case "health" | "lost" | "not stored":
                 return True
         return False
 

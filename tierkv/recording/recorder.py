@@ -135,9 +135,15 @@ class Recorder:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def request_changed(self, request_id: str, event: RequestEvent, before: RequestState, after: RequestState) -> None:
-        """Note a change of a request's state; events that change nothing are left out."""
+        """Note a change of a request's state, and its chunks that were never stored when it ends.
+
+        Events that change nothing are left out.
+        """
         if before is not after:
             self._add("request", r=request_id, event=event.value, before=before.value, after=after.value)
+        if event is RequestEvent.FINISHED and (chunks := self._view.not_stored(request_id)):
+            for keys in runs(chunks):
+                self._add("not stored", r=request_id, keys=keys)
 
     def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
         """Note an answer to a lookup with its reason; a repeated answer is noted once. The first one has the prompt."""

@@ -71,6 +71,10 @@ def _op_end(entry: Entry, is_wanted: Wanted) -> str:
     return f"{head} ended: {entry['ok']} ok, {shown}{more}"
 
 
+def _not_stored(entry: Entry, is_wanted: Wanted) -> str:
+    return f"request {entry['r']} ended before the host tier took {_count(entry['keys'], is_wanted)}: NOT STORED"
+
+
 def _chunks(entry: Entry, is_wanted: Wanted) -> str:
     match entry["event"]:
         case "stored":
@@ -117,6 +121,7 @@ _WORDS: dict[str, Callable[[Entry, Wanted], str]] = {
     "answer": _answer,
     "job": _job,
     "job end": _job_end,
+    "not stored": _not_stored,
     "op": _op,
     "op end": _op_end,
     "chunks": _chunks,
@@ -139,7 +144,7 @@ def _count(keys: list[str], is_wanted: Wanted) -> str:
 
 
 def explain_losses(entries: Iterable[Entry], is_wanted: Wanted) -> Iterator[str]:
-    """Yield a sentence for each time that a tier lost the chunk, and one for the tiers that hold it at the end."""
+    """Yield a sentence for each time that a tier lost or refused the chunk, and one for the tiers that hold it last."""
     tiers: dict[str, bool] = {}
     blame: dict[str, str] = {}
     for entry in entries:
@@ -152,6 +157,9 @@ def explain_losses(entries: Iterable[Entry], is_wanted: Wanted) -> Iterator[str]
                     blame[entry["tier"]] = f"a read found it {why}"
         elif kind == "job end" and any(is_wanted(key) for key in entry["failed"]):
             blame["host"] = "its bytes failed the check on their way to the GPU, or could not be copied"
+        elif kind == "not stored" and any(map(is_wanted, entry["keys"])):
+            when = f"step {entry['step']}: when request {entry['r']} ended, the host tier had not taken it"
+            yield f"{when}: it had no room, or the request had too many chunks left."
         elif kind == "chunks" and entry["event"] == "stored" and any(map(is_wanted, entry["keys"])):
             tiers[entry["tier"]] = True
             blame.pop(entry["tier"], None)

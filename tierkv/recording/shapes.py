@@ -130,6 +130,7 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "answer": ("r", "local", "tokens", "why", "wanted", "ready", "chunks", "expired"),
     "job": ("r", "job", "store", "keys"),
     "job end": ("job", "failed"),
+    "not stored": ("r", "keys"),
     "op": ("op", "tier", "verb", "keys"),
     "op end": ("op", "tier", "verb", "ok", "bad", "late"),
     "chunks": ("tier", "event", "keys"),

@@ -5,7 +5,7 @@ Recorders and tests use them; no other module of the scheduler depends on this o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkv.errors import require
@@ -71,6 +71,10 @@ class SchedulerView:
         record = self._records[request_id]
         tokens, group = record.request.num_prompt_tokens, record.search_groups[0]
         return PromptNote(tokens, tuple(group.keys[: tokens // group.chunk_tokens]), record.ctx.hints)
+
+    def not_stored(self, request_id: str) -> Sequence[Key]:
+        """First chunks that the host tier had not taken when the request ended; empty if it had them all."""
+        return self._records[request_id].not_stored
 
     def has_job(self, job_id: int) -> bool:
         """Whether the transfer is in flight."""

@@ -125,6 +125,7 @@ class RequestRecord:
         continues_prefix: whether the tiers know which of its chunks were there before it stored any, since its latest
             lookup: another request may have continued them meanwhile.
         awaited: chunks that were offered while a tier was read for them, each with the token at which it ends.
+        not_stored: if it is watched, its first chunks that the host tier had not taken when it ended.
         store_policy: whether loaded chunks are offered for storing again.
         resets: number of resets of the cache that its store cursors know of.
         held_for_stores: it has finished, and the engine keeps its blocks until its stores have ended.
@@ -165,6 +166,7 @@ class RequestRecord:
         self.has_arrived = False
         self.continues_prefix = False
         self.awaited: dict[Key, int] = {}
+        self.not_stored: Sequence[Key] = ()
         self.store_policy = StorePolicy.BLOCK_LEVEL
         self.resets = 0
         self.held_for_stores = False

@@ -51,6 +51,9 @@ class FreeChunk:
 AWAITED_MAX = 1024
 """Chunks of a request that are looked for at its end, because a tier was being read for them. Others may be lost."""
 
+NOT_STORED_MAX = 256
+"""Chunks of a request that are noted as not stored at its end. A hit needs these before the others."""
+
 _NONE = Candidates()
 _NO_GRANT = StoreGrant((), (), ())
 
@@ -176,6 +179,8 @@ class Stores:
                 break
         if skip_useless(record, self._geometry, tokens):
             self._counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
+            if record.watcher is not None:
+                record.not_stored = candidates(record, self._geometry, tokens, NOT_STORED_MAX).keys
 
     def _offer_lost_again(self, record: RequestRecord) -> None:
         """Move the store cursors back to the first chunk that a tier was to deliver, and did not."""
