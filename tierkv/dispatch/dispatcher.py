@@ -314,7 +314,7 @@ class Dispatcher:
                 self._end_trial(state, now_s, ticket, None)
                 continue
             elapsed_s = now_s - ticket.submitted_s
-            state.missed(op, elapsed_s, is_over=is_over)
+            state.missed(ticket, is_over=is_over)
             self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s))
             if not ticket.has_answers:
                 self._count_failure(state, ticket, now_s, "deadline missed")

@@ -140,11 +140,16 @@ class TierState:
 
     def deadline_s(self, ticket: Ticket) -> float:
         """Time at which an operation that has not ended is late. A queue that moves does not count: it is no delay."""
-        if self.hangs and not self.breaker.usable:
+        if self._is_given_up:
             return -math.inf
         if ticket.began_s is not None:
             return ticket.deadline_s
-        return max(ticket.deadline_s, self.lane.tickets.moved_s + ticket.deadline_s - ticket.submitted_s)
+        return max(ticket.submitted_s, self.lane.tickets.moved_s) + ticket.allowed_s
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether it left service because it answered nothing. Then nothing waits for it until its deadline."""
+        return self.hangs and not self.breaker.usable
 
     def succeeded(self, ticket: Ticket, tally: Tally, now_s: float) -> None:
         """Count an operation that was answered."""
@@ -194,15 +199,16 @@ class TierState:
         self.late += 1
         self.lane.cancel_overdue(ticket)
 
-    def missed(self, op: TierOp, elapsed_s: float, *, is_over: bool) -> None:
-        """Count and log an operation that did not end within its deadline, ``elapsed_s`` after its submission.
+    def missed(self, ticket: Ticket, *, is_over: bool) -> None:
+        """Count an operation that did not end in time, and log it, unless the tier went out of service before.
 
         is_over: whether no call took it.
         """
-        self.stats.timed_out += len(op.keys)
-        self.failures.missed(op, elapsed_s)
+        self.stats.timed_out += len(ticket.op.keys)
         if is_over:
-            self.stats.count_op(len(op.keys))
+            self.stats.count_op(len(ticket.op.keys))
+        if not self._is_given_up:
+            self.failures.missed(ticket.op, ticket.allowed_s)
 
     def failed(self, ticket: Ticket, now_s: float, why: str) -> str:
         """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""
@@ -218,7 +224,7 @@ class TierState:
         is_silent = is_long and self.answered_s <= ticket.submitted_s
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if op.verb is Verb.READ and was_usable and op.keys:
-            self.reads.failed(op.keys[-1], op.deadline_s - ticket.submitted_s)
+            self.reads.failed(op.keys[-1], ticket.allowed_s)
             if self.reads.are_too_many:  # other operations may succeed
                 self.breaker.trip(now_s)
         if self.breaker.usable or not was_usable:

@@ -156,7 +156,8 @@ DEADLINE_MISSED = _warning(
     "deadline_missed",
     "operations missed their deadline",
     *("tier", "verb", "chunks", "deadline_s"),
-    advice="The storage is slow or hangs. See `tierkv_tier_read_queue_seconds`, and the deadlines of the tier.",
+    advice="A call took too long, or none ended meanwhile: the storage is slow or hangs. See "
+    "`tierkv_tier_read_seconds`, and the deadlines of the tier.",
 )
 QUEUE_FULL = _warning(
     "queue_full",

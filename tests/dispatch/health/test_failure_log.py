@@ -7,9 +7,10 @@ from collections import Counter
 from threading import Event
 
 import pytest
-from dispatch_bench import KEYS, dispatching
+from dispatch_bench import KEYS, dispatching, wait_for
 from tier_bench import Bench, compressible
 
+from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
 from tierkv.errors import OutOfSpaceError
 from tierkv.frames.frame import HEADER_BYTES
@@ -81,13 +82,33 @@ def test_a_missed_deadline_is_shown(bench: Bench, gate: Event, caplog: pytest.Lo
     with dispatching(bench, limits=PATIENT) as dispatch:
         bench.backend.add("write", faults.hang_until(gate))
         number = dispatch.write(0, 0, deadline_s=2.0)
+        wait_for(lambda: bool(bench.backend.calls), "the call")
         dispatch.clock.advance(3.0)
         dispatch.drain()
         gate.set()
         dispatch.wait(number)
     assert [record.getMessage().partition("event=")[2] for record in caplog.records] == [
-        "deadline_missed tier=files verb=write chunks=1 deadline_s=3 suppressed=0"
+        "deadline_missed tier=files verb=write chunks=1 deadline_s=2 suppressed=0"
     ]
+
+
+def test_what_is_given_up_with_a_tier_is_no_missed_deadline(
+    bench: Bench, gate: Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tier goes out of service in silence, and a probe of the same moment ends with it: the line about the tier
+    says why. The probe was shown as a deadline of 0.01 s."""
+    tier = bench.tier(capabilities=Capabilities(preferred_concurrency=1))
+    with dispatching(bench, tier, limits=TierLimits(breaker_failures=3)) as dispatch:
+        bench.backend.add("read_into", faults.hang_until(gate))
+        hung = dispatch.submit(Verb.READ, [0], [0], deadline_s=2.0)
+        wait_for(lambda: bool(bench.backend.calls), "the call")
+        dispatch.clock.advance(2.0)
+        given_up = dispatch.submit(Verb.PROBE, [1], deadline_s=2.0)
+        dispatch.drain()
+        assert [report.ended for report in dispatch.completions(given_up)] == [True]
+        gate.set()
+        dispatch.wait(hung)
+    assert shown(caplog) == ["deadline_missed read", "tier_out_of_service"]
 
 
 def test_a_full_queue_is_shown_and_a_detach_is_not(bench: Bench, gate: Event, caplog: pytest.LogCaptureFixture) -> None:

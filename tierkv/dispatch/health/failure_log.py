@@ -49,9 +49,9 @@ class FailureLog:
         if tally.clear:
             self._report(FRAME_IN_CLEAR, verb, tally.clear, reason=tally.clear_reason or "accepted (accept_clear)")
 
-    def missed(self, op: TierOp, elapsed_s: float) -> None:
-        """Report an operation that did not end within its deadline, ``elapsed_s`` seconds after its submission."""
-        self._report(DEADLINE_MISSED, op.verb, len(op.keys), deadline_s=elapsed_s)
+    def missed(self, op: TierOp, deadline_s: float) -> None:
+        """Report an operation that did not end within its ``deadline_s`` seconds."""
+        self._report(DEADLINE_MISSED, op.verb, len(op.keys), deadline_s=deadline_s)
 
     def queue_is_full(self, op: TierOp) -> None:
         """Report an operation that was refused because too many wait."""
