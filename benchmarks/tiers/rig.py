@@ -27,6 +27,9 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, 
 from tierkv.types.transfers import SlotRef
 
 NAMESPACE = Namespace("benchmark", "", "uint8", "page", ((16, (1 << 16,), "full_attention", None),), 1, 16)
+TIMEOUT_S = 300.0
+"""Seconds that a call may take."""
+
 POLL_S = 0.002
 """Time between two looks for completions: a fast engine steps as often. Looking four times as often took a tenth of the
 processor time of a tier."""
@@ -121,8 +124,7 @@ class OpenTier:
         batch = self.read_batch if verb is Verb.READ else self.batch
         for start in range(0, len(keys), batch):
             part = slice(start, start + batch)
-            deadline_s = time.monotonic() + 300.0
-            self.dispatcher.submit(TierOp(start, 0, verb, tuple(keys[part]), tuple(slots[part]), deadline_s))
+            self.dispatcher.submit(TierOp(start, 0, verb, tuple(keys[part]), tuple(slots[part]), TIMEOUT_S))
         ended = 0
         while ended < len(keys):
             for completion in self.dispatcher.drain(1024):

@@ -529,7 +529,7 @@ def test_ranks_reach_the_backend(request: pytest.FixtureRequest, *, asynchronous
         patch.setattr(PlainFiles, "write", noting)
         refs = tuple(used.fill(slot, KEYS[slot], compressible(slot)) for slot in range(3))
         ranks = (7 << 32 | 16, 0, 7 << 32 | 48)
-        dispatch.dispatcher.submit(TierOp(1000, 0, Verb.WRITE, tuple(KEYS[:3]), refs, dispatch.clock() + 10.0, ranks))
+        dispatch.dispatcher.submit(TierOp(1000, 0, Verb.WRITE, tuple(KEYS[:3]), refs, 10.0, ranks))
         dispatch.wait(1000)
     assert [rank & 0xFFFF_FFFF for rank in written] == [16, 0, 48]
     assert written[1] == 0

@@ -69,7 +69,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         elif verb is Verb.READ:
             slots = tuple(SlotRef(number, 1) for number in numbers)
         keys = tuple(KEYS[number] for number in numbers)
-        op = TierOp(len(self.submitted), tier, verb, keys, slots, self.bench.clock() + deadline_s)
+        op = TierOp(len(self.submitted), tier, verb, keys, slots, deadline_s)
         self.submitted[op.op_id] = SubmittedOp(op)
         self.dispatcher.submit(op)
 

@@ -48,7 +48,7 @@ class DispatchBench:
         op_id = next(self._op_ids)
         refs = tuple(SlotRef(slot, 1) for slot in slots)
         keys = tuple(KEYS[number] for number in numbers)
-        self.dispatcher.submit(TierOp(op_id, tier, verb, keys, refs, self.clock() + deadline_s))
+        self.dispatcher.submit(TierOp(op_id, tier, verb, keys, refs, deadline_s))
         return op_id
 
     def write(self, number: int, slot: int, **options: Any) -> int:

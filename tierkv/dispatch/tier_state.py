@@ -144,7 +144,7 @@ class TierState:
             return -math.inf
         if ticket.began_s is not None:
             return ticket.deadline_s
-        return max(ticket.submitted_s, self.lane.tickets.moved_s) + ticket.allowed_s
+        return max(ticket.submitted_s, self.lane.tickets.moved_s) + ticket.op.timeout_s
 
     @property
     def _is_given_up(self) -> bool:
@@ -208,7 +208,7 @@ class TierState:
         if is_over:
             self.stats.count_op(len(ticket.op.keys))
         if not self._is_given_up:
-            self.failures.missed(ticket.op, ticket.allowed_s)
+            self.failures.missed(ticket.op, ticket.op.timeout_s)
 
     def failed(self, ticket: Ticket, now_s: float, why: str) -> str:
         """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""
@@ -224,7 +224,7 @@ class TierState:
         is_silent = is_long and self.answered_s <= ticket.submitted_s
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if op.verb is Verb.READ and was_usable and op.keys:
-            self.reads.failed(op.keys[-1], ticket.allowed_s)
+            self.reads.failed(op.keys[-1], ticket.op.timeout_s)
             if self.reads.are_too_many:  # other operations may succeed
                 self.breaker.trip(now_s)
         if self.breaker.usable or not was_usable:
@@ -239,10 +239,10 @@ class TierState:
         """Return a trial: a probe of ``key``, or reads if the latest reads failed."""
         keys = self.reads.trial_keys() if self.reads.are_too_many else ()
         if not keys:
-            op = TierOp(TRIAL_OP_ID, self.index, Verb.PROBE, (key,), (), now_s + self.limits.trial_deadline_s)
+            op = TierOp(TRIAL_OP_ID, self.index, Verb.PROBE, (key,), (), self.limits.trial_deadline_s)
         else:
-            deadline_s = now_s + max(self.limits.trial_deadline_s, self.reads.deadline_s)
-            op = TierOp(TRIAL_OP_ID, self.index, Verb.READ, keys, (), deadline_s)
+            timeout_s = max(self.limits.trial_deadline_s, self.reads.timeout_s)
+            op = TierOp(TRIAL_OP_ID, self.index, Verb.READ, keys, (), timeout_s)
         return Ticket(op, now_s, is_trial=True)
 
     def trial_ended(self, ticket: Ticket, result: TicketResult | None, now_s: float) -> None:

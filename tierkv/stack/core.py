@@ -182,7 +182,7 @@ class StackCore:
         return self._manager.can_wait()
 
     def update_time(self) -> None:
-        """Update the manager's time between steps: a step may be long, and operations that begin now have deadlines."""
+        """Update the manager's time between steps: a step may be long, and what moves now did not move at its begin."""
         self._manager.set_time(self._clock())
 
     def submit_ops(self) -> None:

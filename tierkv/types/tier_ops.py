@@ -42,8 +42,8 @@ class TierOp:
     """Keys of the chunks."""
     slots: tuple[SlotRef, ...]
     """One slot per key for READ (filled) and WRITE (read); empty otherwise, and of a READ that only tries the tier."""
-    deadline_s: float
-    """Deadline in seconds, on the stack's clock."""
+    timeout_s: float
+    """Seconds that its call may take. The time until the call begins counts only while no call of the tier ends."""
     ranks: tuple[int, ...] = ()
     """Of a WRITE to a tier that keeps ranks: place of each chunk in its prompt, 0 if unknown; empty otherwise."""
     load_chunks: int = 0

@@ -146,7 +146,7 @@ def test_deadlines_follow_the_verb() -> None:
     core.finish(probe)
     read = read_one(core)
     core.put(run(9, 1))
-    assert (probe.deadline_s, read.deadline_s, only(core, Verb.WRITE).deadline_s) == (101.0, 102.0, 103.0)
+    assert (probe.timeout_s, read.timeout_s, only(core, Verb.WRITE).timeout_s) == (1.0, 2.0, 3.0)
 
 
 def test_loads_come_before_stores() -> None:

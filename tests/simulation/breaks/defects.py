@@ -133,9 +133,16 @@ DEFECTS = (
          "policies/test_adaptive_slow.py::test_values_of_very_old_chunks_decline"),
     ),
     Defect(
-        "operations that begin after a long forward pass have missed their deadline already",
-        ("time_stands_still_between_steps",),
-        ("stack/test_slow_shared_tier.py::test_a_long_forward_pass_makes_no_probe_late",),
+        "time in a queue that moves, or in a long forward pass, counts against the deadline of an operation",
+        ("a_deadline_counts_the_queue",),
+        ("dispatch/test_queue_time.py::test_a_long_queue_is_read_to_its_end",
+         "stack/test_slow_shared_tier.py::test_a_long_forward_pass_makes_no_probe_late"),
+    ),
+    Defect(
+        "reads for which the queue of a tier has no room are refused, and their chunks are misses",
+        ("a_full_queue_refuses_reads",),
+        ("manager/moves/test_tier_reads.py::test_no_more_reads_than_the_queue_takes",
+         "stack/test_long_queues.py::test_a_burst_longer_than_the_deadline_of_a_read_arrives"),
     ),
 )  # fmt: skip
 

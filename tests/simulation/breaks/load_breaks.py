@@ -12,7 +12,9 @@ from simulation.checks.writes import ONCE
 from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.world.world import NAMED
 from tierkv.dispatch.lanes.ticket import Ticket
+from tierkv.dispatch.tier_state import TierState
 from tierkv.manager.lower.probe_queue import ProbeQueue
+from tierkv.manager.moves.tier_reads import TierReads
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.passages.passage import Passage
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
@@ -23,7 +25,6 @@ from tierkv.scheduler.lookup.open_lookup import OpenLookup
 from tierkv.scheduler.lookup.search import tokens_covered
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.request_state import RequestState
-from tierkv.stack.core import StackCore
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.types.geometry import cdiv
 
@@ -216,7 +217,14 @@ def chunks_that_are_being_read_are_copied(patch: Patch) -> None:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-@breaks("windows", ONCE, first=110)
-def time_stands_still_between_steps(patch: Patch) -> None:
-    """Operations that begin after a long forward pass have the deadline of its beginning."""
-    patch.setattr(StackCore, "update_time", lambda self: None)
+@breaks("overload", IN_FULL)
+def a_deadline_counts_the_queue(patch: Patch) -> None:
+    """The deadline of an operation runs from its submission, also while the tier ends other calls."""
+    patch.setattr(TierState, "deadline_s", lambda self, ticket: ticket.submitted_s + ticket.op.timeout_s)
+
+
+@breaks("overload", IN_FULL)
+def a_full_queue_refuses_reads(patch: Patch) -> None:
+    """Reads are issued although no more of them may wait in the queue of their tier."""
+    take = TierReads.take
+    patch.setattr(TierReads, "take", lambda self, keys_max, *, serves: take(self, keys_max, serves=False))

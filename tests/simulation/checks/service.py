@@ -163,8 +163,11 @@ class ServiceChecks:
             still = f"{sorted(self._open)} wait, and nothing has moved for {self._still_steps} steps"
             demand(self._still_steps < STILL_STEPS_MAX, PROGRESS, still)
         if PROGRESS_CLOCK and self._setup.scenario.steady:
-            late = self._probe.manager.counters.deadlines_expired - self._ended_by_loads
+            counters = self._probe.manager.counters
+            late = counters.deadlines_expired - self._ended_by_loads
             demand(not late, IN_FULL, f"{late} lookups were given up, although no tier was late")
+            failed = dict(counters.reads_failed)
+            demand(not any(failed.values()), IN_FULL, f"reads failed, although no call was late: {failed}")
 
     def check_account(self, loading: Mapping[str, set[int]]) -> None:
         """Slots that requests hold, and those of them that jobs copy, are together within the share.

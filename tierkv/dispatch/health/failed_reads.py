@@ -34,7 +34,7 @@ class FailedReads:
         self._failed: deque[Key] = deque(maxlen=failures_max)
         self._known: deque[Key] = deque(maxlen=TRIED_MAX)
         self._trials = 0  # in a row
-        self.deadline_s = 0.0
+        self.timeout_s = 0.0
         """Seconds that the latest failed read was given, and that a read in a trial gets."""
 
     @property
@@ -42,10 +42,10 @@ class FailedReads:
         """Whether the tier counts as unreadable."""
         return len(self._failed) == self._failures_max
 
-    def failed(self, key: Key, deadline_s: float) -> None:
-        """A read failed. key: one of its chunks; deadline_s: seconds that it was given."""
+    def failed(self, key: Key, timeout_s: float) -> None:
+        """A read failed. key: one of its chunks; timeout_s: seconds that it was given."""
         self._failed.append(key)
-        self.deadline_s = deadline_s
+        self.timeout_s = timeout_s
 
     def answered(self, key: Key) -> None:
         """A read was answered."""

@@ -28,7 +28,7 @@ class Deadlines:
         if len(self._heap) >= 2 * in_flight + _SPARE:
             self._heap = [entry for entry in self._heap if not entry[2].ended]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (ticket.op.deadline_s, next(self._sequence), ticket))
+        heapq.heappush(self._heap, (ticket.deadline_s, next(self._sequence), ticket))
 
     def hasten(self, tier: int, now_s: float) -> None:
         """Let the deadlines of a tier's reads and probes pass now: requests wait for these. O(n)."""

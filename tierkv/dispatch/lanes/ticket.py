@@ -90,14 +90,9 @@ class Ticket:
         return len(self.op.keys) + OP_KEYS
 
     @property
-    def allowed_s(self) -> float:
-        """Seconds that it has."""
-        return self.op.deadline_s - self.submitted_s
-
-    @property
     def deadline_s(self) -> float:
         """Time by which its call must have ended: the time in the queue does not count."""
-        return (self.submitted_s if self.began_s is None else self.began_s) + self.allowed_s
+        return (self.submitted_s if self.began_s is None else self.began_s) + self.op.timeout_s
 
     def claim(self) -> bool:
         """Whether the caller is the first to claim it. ``list.pop`` is atomic, so exactly one caller is."""

@@ -39,6 +39,8 @@ class OpInFlight:
     """One instruction that has not ended."""
 
     op: TierOp
+    issued_s: float
+    """Time when it was issued."""
     slots: Sequence[int] = ()
     """Host slots that it holds; empty for probes and deletions."""
     announced_late: bool = False
@@ -47,7 +49,7 @@ class OpInFlight:
     """Of a read: bytes that the tier had delivered when it was issued."""
 
 
-def _deadline_s(limits: LowerTierLimits, verb: Verb) -> float:
+def _timeout_s(limits: LowerTierLimits, verb: Verb) -> float:
     if verb is Verb.READ:
         return limits.read_deadline_s
     return limits.probe_deadline_s if verb is Verb.PROBE else limits.write_deadline_s
@@ -113,11 +115,11 @@ class InFlightOps:
             verb,
             keys or self._host.slots.keys_of(slots),
             self._host.slots.refs(slots),
-            self._step.now + _deadline_s(tier.limits, verb),
+            _timeout_s(tier.limits, verb),
             tier.written_ranks.of(self._host.slots.ranks_of(slots)) if verb is Verb.WRITE else (),
             load_chunks,
         )
-        pending = self._ops[op.op_id] = OpInFlight(op, slots)
+        pending = self._ops[op.op_id] = OpInFlight(op, self._step.now, slots)
         if verb is Verb.PROBE:
             self._step.probe_began()
         elif verb is Verb.READ:
@@ -211,8 +213,8 @@ class InFlightOps:
             else:
                 tier.probed(key, self._step.now, present=outcome.kind is OutcomeKind.OK)
         asked = len(pending.op.keys) - len(not_asked)
-        issued_s = pending.op.deadline_s - tier.limits.probe_deadline_s
-        if self._step.now >= pending.op.deadline_s and tier.answered_s < issued_s:  # it hangs: no request waits for it
+        is_late = self._step.now - pending.issued_s >= pending.op.timeout_s
+        if is_late and tier.answered_s < pending.issued_s:  # it hangs: no request waits for it
             for key in not_asked:
                 tier.probed(key, self._step.now, present=False)
             not_asked = []
