@@ -155,8 +155,9 @@ def test_bytes_and_tokens_through_all_tiers(
         assert compared > 50
         assert engine.block_pool.num_held == 0
         flushed = stack.flush()
-        assert flushed or not loaded  # a few slots: some are wanted again before a tier below has taken their chunks
-        assert loaded or stack.metrics.counters.stores_refused > 0
+        counters = stack.metrics.counters
+        assert flushed or counters.lost_below  # a few slots: some are wanted again before a slow tier has taken them
+        assert loaded or counters.stores_refused > 0
     with opened(tmp_path, bench.config, host) as stack:
         wrong, compared, engine = bench.serve(stack, range(2, 3))
         assert not wrong
