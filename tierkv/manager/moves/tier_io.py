@@ -76,6 +76,7 @@ class TierIO:
         self._counters = counters
         self.reads = {tier.index: TierReads(tier.limits.reads_max) for tier in tiers}
         """Reads from each tier, by its number."""
+        self._has_reads = False  # whether one of them may wait to be issued
         self.retention = Retention(host.num_slots)
         write_mask = WriteMask(host.num_slots, tiers, self.retention)
         self.admissions = Admissions(host, DirtyPins(host, tiers, step.budget.share()), write_mask, events, counters)
@@ -231,6 +232,7 @@ class TierIO:
                 other.residency.listed.order.forget_cuts(ranks)
         slots = self.admissions.admit(keys, hints, tier, ranks)
         self._host.pin(slots)
+        self._has_reads = True
         self.reads[tier.index].put(slots, load_chunks, self._sizes.raw(keys), self._step.now)
         return slots
 
@@ -287,7 +289,8 @@ class TierIO:
         self.cascades.offer_ready(self._step.now)  # first, because shared tiers are asked about chunks
         self._delete_some()
         tiers = self._tiers.with_detached
-        ops = [op for tier in tiers if self.reads[tier.index] or tier.probes for op in self._questions(tier)]
+        ops = [op for tier in tiers if self._has_reads or tier.probes for op in self._questions(tier)]
+        self._has_reads = self._has_reads and any(self.reads.values())
         demotions = self._demotions.begin(self._step.now)
         first = self._step.budget.step % max(1, len(tiers))  # another tier in each step, so none uses up the budget
         for tier in tiers[first:] + tiers[:first]:
@@ -297,7 +300,7 @@ class TierIO:
 
     def _is_idle(self) -> bool:
         """Whether nothing is due: the answer in most steps, so it costs a few calls."""
-        if any(self.reads.values()) or self._host.has_quotas or self.cascades.has_ready:
+        if self._has_reads or self._host.has_quotas or self.cascades.has_ready:
             return False
         if self.retention.has_ever_expiring and self.retention.has_lifetimes:
             return False
@@ -312,7 +315,7 @@ class TierIO:
         Demotions and quotas evict ahead of need in every step, and so does an evicted or reset tier. A tier that is out
         of service is tried again as soon as it may be.
         """
-        if any(self.reads.values()) or self._host.has_quotas or self._host.slots.unswept or self.cascades.has_ready:
+        if self._has_reads or self._host.has_quotas or self._host.slots.unswept or self.cascades.has_ready:
             return False
         if self._tiers.writes_back or self._tiers.has_forgotten:
             return False
