@@ -125,8 +125,8 @@ class TierConfig(Table):
     )
     queue_ops_max: Count = Field(
         default=4096,
-        description="Largest number of reads and probes queued for this tier, and of writes and "
-        "deletions. Further reads wait until others have ended; other operations are refused.",
+        description="Largest number of operations queued for this tier. Further writes and deletions are "
+        "refused; further reads wait until others have ended, and do not count writes.",
     )
     retries: Annotated[int, Field(ge=0, le=100)] = Field(
         default=2, description="Retries of an operation that failed with a retryable error, within its deadline."

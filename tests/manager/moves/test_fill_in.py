@@ -8,7 +8,7 @@ import pytest
 from core_parts import Core, disk, make_core, objects, with_limits
 from edge_moves import load, put, run, written
 
-from tierkv.types.hints import NO_HINTS
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 
@@ -241,3 +241,18 @@ def test_chunks_are_offered_to_many_tiers_within_the_budget_of_each_step() -> No
         assert offered[-1] - offered[-2] <= 40 + 10, "the budget, and one chunk more for each tier"
         assert offered[-1] > offered[-2], "every step makes progress"
     assert offered[-1] == 40 * 10
+
+
+def test_a_chunk_that_is_offered_soon_is_not_queued_twice() -> None:
+    """A one-shot request has read it, and another one uses it in the same step, which ends that: the tier between waits
+    for it once. Twice in the queue, it lost its dirty pin at the first write, and was evicted before others if that
+    failed."""
+    core = core_over("through")
+    core.manager.passages.reserve("first", tuple(run(0, 4)), RequestHints(one_shot=True))
+    for op in core.manager.take_ops():
+        core.finish(op)
+    cascades, slots = core.manager._tier_io.cascades, core.host.slots.find_all(run(0, 4))
+    assert cascades.has_ready
+    cascades.used([slot for slot in slots if slot is not None], NO_HINTS, 0.0)
+    cascades.offer_ready(0.0)
+    assert len(core.lower[0].write_queue) == 4

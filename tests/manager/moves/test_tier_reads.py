@@ -8,7 +8,7 @@ from core_parts import disk, make_core
 
 from tierkv.manager.moves.tier_reads import TierReads
 from tierkv.types.keys import make_keys
-from tierkv.types.tier_ops import OutcomeKind
+from tierkv.types.tier_ops import OutcomeKind, Verb
 
 CHUNK = 100
 
@@ -94,4 +94,22 @@ def test_a_tier_that_leaves_keeps_no_slot() -> None:
     core.manager.passages.release("a")
     core.begin()
     core.manager.forget(index)
+    assert core.manager.host_is_idle
+
+
+def test_a_reset_ends_the_reads_that_wait() -> None:
+    """Their chunks are from before it: nothing is read for them any more, and their slots are free."""
+    one = disk()
+    core = make_core(slots=64, tiers=[replace(one, limits=replace(one.limits, reads_max=1))])
+    keys = make_keys([bytes([i]) * 8 for i in range(12)], 0)
+    core.keep_below(keys)
+    core.manager.passages.reserve("a", tuple(keys))
+    (read,) = core.manager.take_ops()
+    core.manager.reset_cache("all")
+    core.finish(read)
+    for _ in range(3):
+        core.begin()
+        assert not [op for op in core.manager.take_ops() if op.verb is Verb.READ]
+    reads = core.manager._tier_io.reads[0]
+    assert (len(reads), reads._in_flight, reads.speed.promised_bytes) == (0, 0, 0)
     assert core.manager.host_is_idle

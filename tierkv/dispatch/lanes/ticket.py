@@ -119,7 +119,7 @@ class TicketQueue:
     that hangs forever cannot make the queue grow.
 
     Args:
-        ops_max: number of reads and probes that may wait, and of changes.
+        ops_max: number of tickets that may wait. As many reads and probes are accepted whatever changes wait.
     """
 
     def __init__(self, ops_max: int) -> None:
@@ -134,11 +134,7 @@ class TicketQueue:
 
     def __len__(self) -> int:
         """Number of waiting tickets, cancelled ones included."""
-        return len(self._awaited) + self._num_changes
-
-    @property
-    def _num_changes(self) -> int:
-        return sum(map(len, self._changes.values()))
+        return len(self._awaited) + sum(map(len, self._changes.values()))
 
     def age_s(self, now_s: float) -> float:
         """Seconds for which the oldest ticket has waited; 0 if none waits. O(n)."""
@@ -154,7 +150,7 @@ class TicketQueue:
         """Add a ticket; False if the queue is full."""
         op = ticket.op
         if op.verb in self._changes:
-            if self._num_changes >= self._ops_max:
+            if len(self) >= self._ops_max:
                 return False
             self._changes[op.verb].append(ticket)
             return True

@@ -8,6 +8,7 @@ from functools import partial
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
+from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier
@@ -331,13 +332,26 @@ class TierIO:
         reads = self.reads[tier.index]
         keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(reads)), self._op_keys_max)
         ops = [
-            self.in_flight.issue(tier, Verb.READ, slots=slots, load_chunks=chunks)
+            self.in_flight.issue(tier, Verb.READ, slots=wanted, load_chunks=chunks)
             for slots, chunks in reads.take(keys_max, serves=tier.phase.usable)
+            if (wanted := self._still_wanted(tier, slots, chunks))
         ]
         for probe in tier.probes.take(self._share.left) if tier.probes else ():
             self._counters.probes[tier.name] += self._share.take(len(probe))
             ops.append(self.in_flight.issue(tier, Verb.PROBE, keys=probe))
         return ops
+
+    def _still_wanted(self, tier: LowerTier, slots: Sequence[int], load_chunks: int) -> Sequence[int]:
+        """Those of the slots whose chunks were not dropped while the read waited. Ends it for the others."""
+        wanted = self._host.slots.in_state(slots, ChunkState.PROMOTING)
+        if len(wanted) == len(slots):  # usual
+            return slots
+        dropped = [slot for slot in slots if slot not in wanted]
+        keys = self._host.slots.keys_of(dropped)
+        tier.residency.end_read(keys)
+        self.reads[tier.index].dropped(self._sizes.raw(keys), load_chunks, whole=not wanted)
+        self._host.failed(dropped)
+        return [slot for slot in slots if slot in wanted]
 
     def _changes(self, tier: LowerTier, writes: list[int]) -> list[TierOp]:
         """Deletions and writes that are due in a tier. writes: slots of chunks that are demoted to it."""

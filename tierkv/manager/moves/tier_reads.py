@@ -64,6 +64,11 @@ class TierReads:
                 self._waiting[size] = [slot for share in shares[room:] for slot in share]
         return reads
 
+    def dropped(self, num_bytes: int, load_chunks: int, *, whole: bool) -> None:
+        """Remove chunks of a read that was taken, and is not issued for them. whole: nor for any other."""
+        self._in_flight -= whole
+        self.speed.ended(num_bytes, magnitude(load_chunks))
+
     def ended(self, num_bytes: int, load_chunks: int) -> None:
         """Remove a read that ended, successful or not."""
         self._in_flight -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.event_log import EventLog
@@ -58,8 +59,7 @@ class Cascades:
         self._room = room
         self._events = events
         self.counters = counters
-        # Leases by number of the tier that they were read from; STORED: they were stored.
-        self._ready: dict[int, list[SlotRef]] = {}
+        self._ready: dict[int, list[SlotRef]] = {}  # by number of the tier that they were read from; or STORED
         self._offered = budget.share()
         self._taken = budget.share()
 
@@ -171,6 +171,9 @@ class Cascades:
     def used(self, slots: Sequence[int], hints: RequestHints, now: float) -> None:
         """Queue chunks that a request uses, for tiers that write on reuse. The slots may still be filling."""
         kept = [] if hints.one_shot else self.write_mask.end_one_shot(slots)
+        if kept and self._ready:  # these are offered soon; the first write of a chunk queued twice ends its dirty pin
+            soon = set(chain.from_iterable(self._ready.values()))
+            kept = [lease[0] for lease in self._host.slots.refs(kept) if lease not in soon]
         for tier in self._tiers:
             if tier.seen is not None:
                 self.queue(tier, self._reused(tier.seen, slots), now)
@@ -184,10 +187,9 @@ class Cascades:
     def _reused(self, seen: SeenFilter, slots: Sequence[int]) -> list[tuple[int, Key]]:
         """Those of ``slots`` that can be written now. The use of the others is noted for when they become readable."""
         ready = self._readable(slots)
-        if len(ready) < len(slots):
-            for slot in slots:
-                if self._host.slots.state(slot) is ChunkState.STORING:
-                    seen.note(self._host.slots.key(slot))
+        for slot in slots if len(ready) < len(slots) else ():
+            if self._host.slots.state(slot) is ChunkState.STORING:
+                seen.note(self._host.slots.key(slot))
         return ready
 
     # -- write queues ------------------------------------------------------------------------------------------------
