@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from core_memory import BedMemory
 from core_mirror import BlockMirror
@@ -340,7 +341,7 @@ class Bed:
         holds.update(tier_io.admissions.dirty_pins.slots)
         holds.update(tier_io._demotions.held)
         for reads in tier_io.reads.values():
-            holds.update(reads.slots)
+            holds.update(chain.from_iterable(reads._waiting.values()))
         for slot, holders in enumerate(core.host.slots.pins):
             key = core.host.slots.key(slot)
             assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.slots.transitions_of(key)}"

@@ -41,7 +41,7 @@ def test_no_more_reads_than_the_queue_takes() -> None:
     put(reads, 0, 10, 10)
     taken = reads.take(2, serves=True)
     assert slots(taken) == [[0, 1], [2, 3], [4, 5]]
-    assert (len(reads), reads.slots) == (4, [6, 7, 8, 9])
+    assert len(reads) == 4
     assert reads.take(2, serves=True) == []
     put(reads, 50, 1, 1)
     reads.ended(2 * CHUNK, 15)

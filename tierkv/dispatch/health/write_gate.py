@@ -2,7 +2,7 @@
 
 A disk that turned read-only, or is worn out, still reads. Its reads keep the tier in service, so its writes are counted
 by a breaker of their own. A storage without room answers: its writes go on, since the tier evicts to make room. If none
-finds room for a while, the tier is not writable all the same, and says so. A storage that copies what it changes needs
+finds room for a while, the tier is not writable either, and says so. A storage that copies what it changes needs
 room to delete as well: without any, the tier waits for its evictions, and no write is submitted. Used on the engine's
 thread alone; no method waits.
 """

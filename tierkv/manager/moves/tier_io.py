@@ -349,7 +349,7 @@ class TierIO:
         dropped = [slot for slot in slots if slot not in wanted]
         keys = self._host.slots.keys_of(dropped)
         tier.residency.end_read(keys)
-        self.reads[tier.index].dropped(self._sizes.raw(keys), load_chunks, whole=not wanted)
+        self.reads[tier.index].ended(self._sizes.raw(keys), load_chunks, whole=not wanted)
         self._host.failed(dropped)
         return [slot for slot in slots if slot in wanted]
 

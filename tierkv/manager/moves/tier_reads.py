@@ -35,11 +35,6 @@ class TierReads:
         """Whether there are such chunks. O(1)."""
         return bool(self._waiting)
 
-    @property
-    def slots(self) -> list[int]:
-        """Slots of the chunks whose reads are not issued."""
-        return [slot for slots in self._waiting.values() for slot in slots]
-
     def put(self, slots: Sequence[int], chunks: int, num_bytes: int, now: float) -> None:
         """Add chunks to be read, ``num_bytes`` in all. chunks: that their request lacks, these included."""
         size = magnitude(chunks)
@@ -64,12 +59,7 @@ class TierReads:
                 self._waiting[size] = [slot for share in shares[room:] for slot in share]
         return reads
 
-    def dropped(self, num_bytes: int, load_chunks: int, *, whole: bool) -> None:
-        """Remove chunks of a read that was taken, and is not issued for them. whole: nor for any other."""
+    def ended(self, num_bytes: int, load_chunks: int, *, whole: bool = True) -> None:
+        """Remove chunks of a read that was taken: they came, failed, or are not wanted. whole: all that were left."""
         self._in_flight -= whole
-        self.speed.ended(num_bytes, magnitude(load_chunks))
-
-    def ended(self, num_bytes: int, load_chunks: int) -> None:
-        """Remove a read that ended, successful or not."""
-        self._in_flight -= 1
         self.speed.ended(num_bytes, magnitude(load_chunks))
