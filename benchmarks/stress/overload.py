@@ -7,8 +7,8 @@ loaded twice. Loading is faster than computing. A chunk that is not loaded means
 The same prompts are served with other lookup deadlines in the same run; the limit of the completion time is the best of
 them. Further rows: a request that is asked about once and then not for 5.2 s; requests that wait while four run; and a
 burst in an engine that states its prefill rate, so that loading is weighed against computing, over tiers that are
-faster and slower than it. The limit of the slower ones is an engine that only computes. The last rows are short prompts
-that arrive behind long ones; their limit is the same prompts alone.
+faster and slower than it, or become slower meanwhile. Their limit is an engine that only computes. The last rows are
+short prompts that arrive behind long ones; their limit is the same prompts alone.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ PACES = {
     "a tenth of it": Pace(0.05, 0.16),
 }
 """Tiers by the tokens that they deliver per second, against those that the engine computes."""
+TURN_S = 0.5
+"""Time after which a tier becomes slower."""
+SLOWER = (10, 50, 200)
+"""Factors by which it does."""
 PAUSE_S = 5.2
 """Time without a question about a request: longer than the default deadline."""
 
@@ -53,6 +57,8 @@ class Load:
     """Whether the tier is shared, so that existence is probed."""
     pace: Pace = USUAL_PACE
     """Of the tier."""
+    slower: float = 1.0
+    """Factor by which the tier becomes slower after ``TURN_S``."""
     running_max: int = RUNNING_MAX
     """Requests that run or load at a time."""
     prefill_tokens_per_s: float | None = None
@@ -100,6 +106,8 @@ def serve(load: Load, deadline_s: float | None = None) -> Outcome:
     clocked, before, hashes = make_core(load, deadline_s)
     for number, prompt in enumerate(before):
         QueueEngine(clocked, [prompt_of(f"before-{number}", prompt, ODD_TOKENS)], 1, 1).serve()
+    turned = Pace(load.pace.latency_s * load.slower, load.pace.chunk_s * load.slower)
+    clocked.tiers.change_pace(0, clocked.now_s + TURN_S, turned)
     expired, read = clocked.core.counters.deadlines_expired, clocked.tiers.chunks_read
     prompts = [prompt_of(f"request-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(hashes)]
     engine = QueueEngine(clocked, prompts, load.running_max, load.output_tokens)
@@ -152,6 +160,9 @@ def _weighed(prompts: int, chunks: int) -> Iterator[Row]:
         for known in (KNOWN_PROMPTS, 0)
     }
     cases |= {f"{name}, {chunks} slots": replace(case, slots=chunks) for name, case in list(cases.items())[-1:]}
+    cases |= {
+        f"tier that becomes {times} times slower after {TURN_S:g} s": replace(load, slower=times) for times in SLOWER
+    }
     for name, case in cases.items():
         outcome = serve(case)
         progress(f"overload: {name}, {outcome.completion_s:.1f} s simulated")

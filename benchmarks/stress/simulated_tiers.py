@@ -75,6 +75,12 @@ class _Lane:
     pace: Pace
     free_at_s: list[float]
     waiting: TicketQueue = field(default_factory=partial(TicketQueue, OPS_MAX))
+    later: tuple[float, Pace] | None = None
+    """Time from which calls begin at another pace."""
+
+    def pace_at(self, time_s: float) -> Pace:
+        """Pace of a call that begins then."""
+        return self.pace if self.later is None or time_s < self.later[0] else self.later[1]
 
 
 class SimulatedTiers:
@@ -90,6 +96,10 @@ class SimulatedTiers:
         self._frame_bytes = frame_bytes(payload_bytes)
         self._done: list[tuple[float, int, Completion]] = []
         self.chunks_read = 0
+
+    def change_pace(self, tier: int, time_s: float, pace: Pace) -> None:
+        """Have calls to a tier that begin at a time, or later, take this pace."""
+        self._lanes[tier].later = (time_s, pace)
 
     def submit(self, op: TierOp, now_s: float) -> None:
         """Queue an operation."""
@@ -120,7 +130,7 @@ class SimulatedTiers:
         while lane.free_at_s[0] <= now_s and (ticket := lane.waiting.take()) is not None:
             op = ticket.op
             begins_s = max(ticket.submitted_s, heapq.heappop(lane.free_at_s))
-            ends_s = begins_s + lane.pace.call_s(len(op.keys))
+            ends_s = begins_s + lane.pace_at(begins_s).call_s(len(op.keys))
             heapq.heappush(lane.free_at_s, ends_s)
             heapq.heappush(self._done, (ends_s, op.op_id, self._completion(op, ends_s - ticket.submitted_s)))
 

@@ -84,7 +84,7 @@ class LoadOrRecompute:
         return self._manager.step.speed_changes + self._prefill.is_known
 
     def is_outdated(self, record: RequestRecord) -> bool:
-        """Whether reads were chosen for a request before a speed became known, or quite another one."""
+        """Whether reads were chosen for a request before a speed became known, or became quite another one."""
         if not (self._limits.weighs_recompute and self._prefill.is_known and record.lookup.found_below):
             return False
         return record.lookup.choice_version != self._version

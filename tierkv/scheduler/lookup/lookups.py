@@ -112,8 +112,7 @@ class Lookups:
         if held is not None and held.failed:  # a step has lost a chunk; a paused search goes on
             lookup.search_anew(self.now_s)
             return False, None
-        if self._choice.is_outdated(record) and not (held and held.num_granted):  # it waits for its turn
-            self._release_passage(record)
+        if self._choice.is_outdated(record) and not (held and held.ready):  # reads that are wanted still go on
             lookup.forget_found()
             return False, None
         fits = len(lookup.gathered) <= passages.hold_chunks_max  # shrinks while a load streams
