@@ -112,7 +112,6 @@ def test_error_text_is_bounded_and_never_missing(bench: Bench, compressible: Mak
         faults.corrupt(HEADER_BYTES + 5000, flip=0x80),
         faults.short_read(HEADER_BYTES + 5000, honest=False),
         faults.swap(),
-        faults.claim_without_reading(HEADER_BYTES + 12_288),
     ],
 )
 def test_bytes_of_another_chunk_are_corrupt(bench: Bench, compressible: Make, fault: faults.Fault) -> None:
@@ -134,6 +133,32 @@ def test_a_part_of_a_frame_is_damage_only_where_the_tier_has_an_index(
     tier = bench.tier(retry=RetryLimits(attempts=2, base_delay_s=0.0))
     write_chunks(tier, KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
     assert [o.kind for o in read_chunks(tier, KEYS, bench.stale([5, 6, 7]))] == [OutcomeKind.OK] * 3, "tried again"
+
+
+@pytest.mark.parametrize(
+    "fault", [faults.corrupt(0, flip=0xFF), faults.claim_without_reading(HEADER_BYTES + 12_288)], ids=["page", "claim"]
+)
+def test_bytes_that_are_no_frame_are_damage_only_where_the_tier_has_an_index(
+    bench: Bench, compressible: Make, fault: faults.Fault
+) -> None:
+    """A proxy may send its own page with status 200: the object in the shared bucket is whole, and stays."""
+    bench.backend.add("read_into", fault)
+    assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.FAILED] * 3
+    indexed = all_verbs(bench, compressible, authoritative_index=True)
+    assert [o.kind for o in indexed["read_into"]] == [OutcomeKind.CORRUPT] * 3
+
+
+@pytest.mark.parametrize("offset", [0, 20, HEADER_BYTES + 5000])
+def test_bytes_that_the_network_damaged_are_read_again(bench: Bench, compressible: Make, offset: int) -> None:
+    """The next read of a shared tier shows that the frame is whole: no hit is lost, and nothing is deleted."""
+    bench.backend.add("read_into", faults.corrupt(offset, flip=0x10), times=1)
+    tier = bench.tier(retry=RetryLimits(attempts=2, base_delay_s=0.0))
+    write_chunks(tier, KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
+    assert [o.kind for o in read_chunks(tier, KEYS, bench.stale([5, 6, 7]))] == [OutcomeKind.OK] * 3
+    bench.backend.add("read_into", faults.corrupt(offset, flip=0x10), times=1)
+    indexed = Capabilities(preferred_batch=4, authoritative_index=True)
+    tier = bench.tier(capabilities=indexed, retry=RetryLimits(attempts=2, base_delay_s=0.0))
+    assert [o.kind for o in read_chunks(tier, KEYS, bench.stale([5, 6, 7]))] == [OutcomeKind.CORRUPT] * 3
 
 
 def test_a_truncated_write_is_found_when_read(bench: Bench, compressible: Make) -> None:
@@ -199,7 +224,7 @@ def test_a_backend_is_notified_of_corrupt_frames(
             raise SystemError("broken")
 
     monkeypatch.setattr(bench.backend, "quarantine", quarantine, raising=False)
-    tier = bench.tier()
+    tier = bench.tier(retry=RetryLimits(attempts=3, base_delay_s=0.0))
     write_chunks(tier, KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
     content = bytearray(bench.file(KEYS[1]).read_bytes())
     content[HEADER_BYTES + 5] ^= 1

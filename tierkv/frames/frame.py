@@ -85,6 +85,10 @@ class CutFrameError(CorruptFrameError):
     """A frame ends before its header, or before the payload that its header claims."""
 
 
+class NoFrameError(CorruptFrameError):
+    """The bytes do not begin as a frame does: they are of another program, or a page that a proxy sent instead."""
+
+
 class FrameHeader(NamedTuple):
     """Fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
 
@@ -236,7 +240,7 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
     )
     # Every chunk that a tier moves passes here: no call per field of a header that is as it should be.
     if magic != MAGIC or version != FORMAT_VERSION or flags & ~_FLAGS or length != HEADER_BYTES:
-        expect_field("magic", magic, MAGIC)
+        _expect_magic(magic)
         expect_field("format version", version, FORMAT_VERSION)
         expect_field("flags", flags, flags & _FLAGS)
         expect_field("header length", length, HEADER_BYTES)
@@ -284,6 +288,11 @@ def _codec_name(field: bytes) -> str:
     if not name or not name.isascii() or not name.decode("ascii").isprintable():
         raise CorruptFrameError(f"frame field 'codec' is {field!r}, not a printable ASCII name")
     return name.decode("ascii")
+
+
+def _expect_magic(found: bytes) -> None:
+    if found != MAGIC:
+        raise NoFrameError(f"frame field 'magic' is {_show(found)}, expected {_show(MAGIC)}")
 
 
 def expect_field(field: str, found: object, expected: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tierkv.abc.backend import Entry
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError, UnreadableFrameError
-from tierkv.frames.frame import KEY_BYTES_MAX
+from tierkv.frames.frame import KEY_BYTES_MAX, CutFrameError, NoFrameError
 from tierkv.structures.written_order import RANK_MAX, eviction_order
 from tierkv.tiers.framing import ClearFrameError, NotForThisTierError
 from tierkv.tiers.retry import KeyResult
@@ -99,9 +99,15 @@ def failed_result(error: BaseException) -> KeyResult:
     return KeyResult(outcome, retryable=kind is OutcomeKind.FAILED and _may_pass(error))
 
 
-def part_result(error: CorruptFrameError) -> KeyResult:
-    """Return the result of a read that delivered a part of a frame. It is tried again."""
-    return KeyResult(Outcome(OutcomeKind.FAILED, error=explain(error)), retryable=True)
+def damaged_answer(error: CorruptFrameError) -> KeyResult:
+    """Return the result of a read from a shared storage whose bytes are not the frame. It is tried again.
+
+    The stored frame may be whole. The network may have damaged the bytes, and the next ones are good. A proxy may have
+    ended the answer, or sent a page in its place: that is a failed read, and no damage.
+    """
+    if isinstance(error, CutFrameError | NoFrameError):
+        return KeyResult(Outcome(OutcomeKind.FAILED, error=explain(error)), retryable=True)
+    return failed_result(error)._replace(retryable=True)
 
 
 def explain(error: BaseException) -> str:

@@ -34,14 +34,14 @@ from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.abc.logs import lines_of_tier
 from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
-from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, CutFrameError
+from tierkv.frames.frame import HEADER_BYTES, NO_CODEC
 from tierkv.frames.sealer import FrameSealer
 from tierkv.logs.definitions import BUFFER_KEPT
 from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, ClearFrameError, Framer, FrameRules
 from tierkv.tiers.read_buffers import ReadBuffers
-from tierkv.tiers.results import checked_entries, checked_results, failed_result, part_result
+from tierkv.tiers.results import checked_entries, checked_results, damaged_answer, failed_result
 from tierkv.tiers.retry import KeyResult, OpResult, Retrier, RetryLimits, Timing
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -253,22 +253,24 @@ class Tier:
         except (UnreadableFrameError, ClearFrameError) as error:  # no quarantine: the storage is not at fault
             return failed_result(error)
         except CorruptFrameError as error:
-            # A proxy may end an answer early. A deletion would cost all engines a chunk that is whole.
-            is_part = isinstance(error, CutFrameError) and not self.capabilities.authoritative_index
-            if not is_part:
-                self._quarantine(key, str(error))
-            return part_result(error) if is_part else failed_result(error)
+            # Engines share the frame: the answer may be damaged and the frame whole.
+            answer = failed_result(error) if self.capabilities.authoritative_index else damaged_answer(error)
+            is_aside = answer.outcome.kind is OutcomeKind.CORRUPT and self._quarantine(key, str(error))
+            return answer._replace(retryable=False) if is_aside else answer
         except BaseException as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failed_result(error)
         return _done(result) if not is_clear else KeyResult(Outcome(OutcomeKind.OK, result, is_clear=True))
 
-    def _quarantine(self, key: Key, reason: str) -> None:
+    def _quarantine(self, key: Key, reason: str) -> bool:
+        """Let the backend set a frame aside. Returns whether it can."""
         # Not on an event loop, which the call could block.
-        if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
-            with contextlib.suppress(BaseException):  # optional: the chunk is a miss and will be deleted in any case
-                self.backend.quarantine(key, reason)
-                with self._quarantine_lock:
-                    self.quarantined += 1
+        if self.is_async or not isinstance(self.backend, SupportsQuarantine):
+            return False
+        with contextlib.suppress(BaseException):  # optional: the chunk is a miss and will be deleted in any case
+            self.backend.quarantine(key, reason)
+            with self._quarantine_lock:
+                self.quarantined += 1
+        return True
 
     async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef], ranks: Iterable[int]) -> list[KeyResult]:
         key_results: dict[int, KeyResult] = {}

@@ -1,9 +1,9 @@
-"""A proxy that ends answers early, and declares their new length: a failed read, and no damage of the object."""
+"""A proxy that ends answers early, sends a page in their place, or damages them: no object is deleted for that."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,26 @@ from tierkv_fsspec.stores import obstore_store
 @contextlib.contextmanager
 def cutting(s3: S3Server, length: int) -> Iterator[None]:
     """Within the block, answers to GET have at most that number of bytes."""
+    with changing(s3, lambda content: content[:length]):
+        yield
+
+
+@contextlib.contextmanager
+def changing(s3: S3Server, change: Callable[[bytes], bytes]) -> Iterator[None]:
+    """Within the block, answers to GET of an object have another content, and declare its length."""
     answer = s3._answer
 
-    def cut(path: str, environ: dict[str, Any], start_response: Any) -> Any:
+    def changed(path: str, environ: dict[str, Any], start_response: Any) -> Any:
         told: list[Any] = []
         content = b"".join(answer(path, environ, lambda status, headers, *_: told.extend((status, headers))))
         if environ["REQUEST_METHOD"] == "GET" and "?" not in path and "list-type" not in environ["QUERY_STRING"]:
-            content = content[:length]
+            content = change(content)
             told[1] = [(name, value) for name, value in told[1] if name.lower() != "content-length"]
             told[1].append(("Content-Length", str(len(content))))
         start_response(*told)
         return [content]
 
-    s3._answer = cut  # type: ignore[method-assign]
+    s3._answer = changed  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -63,6 +70,47 @@ def test_no_object_is_deleted_for_an_answer_that_was_cut(
         assert stack.stack.tiers.stats()[TESTED]["corrupt"] == 0
         stack.pass_time(60.0)
         assert stack.load_cold(prompt) == 4
+
+
+@pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
+def test_no_object_is_deleted_for_a_page_of_a_proxy(
+    s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A login page or a notice of maintenance comes with status 200, and is longer than the header of a frame."""
+    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if way == "plain" else 1 << 40)
+    implementation = "fsspec" if way == "fsspec" else "obstore"
+    options = FsspecOptions(url=url, endpoint_url=s3.endpoint, implementation=implementation)
+    prompt = Prompt(1)
+    with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None) as stack:
+        stack.store_all(prompt)
+        stored = names(s3, url)
+        with changing(s3, lambda _: b"<html>Please log in.</html>".ljust(9000)):
+            assert stack.load_cold(prompt) == 0
+            stack.settle()
+        assert names(s3, url) == stored
+        stack.pass_time(60.0)
+        assert stack.load_cold(prompt) == 4
+
+
+def test_an_answer_that_the_network_damaged_costs_no_hit(s3: S3Server, url: str, tmp_path: Path) -> None:
+    """A bad cable or memory of a switch: the next answer is whole, and so is the object."""
+    options = FsspecOptions(url=url, endpoint_url=s3.endpoint)
+    prompt = Prompt(1)
+    left = [2]
+
+    def flip_twice(content: bytes) -> bytes:
+        left[0] -= 1
+        return content if left[0] < 0 else content[:-1] + bytes([content[-1] ^ 1])
+
+    tier = {"retries": 2}
+    with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None, tier=tier) as stack:
+        stack.store_all(prompt)
+        stored = names(s3, url)
+        with changing(s3, flip_twice):
+            assert stack.load_cold(prompt) == 4
+            stack.settle()
+        assert left[0] < 0, "no answer was damaged"
+        assert names(s3, url) == stored
 
 
 def test_answers_that_are_always_cut_keep_the_tier_out_of_service(s3: S3Server, url: str, tmp_path: Path) -> None:

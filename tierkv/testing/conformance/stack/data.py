@@ -146,7 +146,7 @@ class StackDataTests(StackKit):
     def test_bad_frames_are_quarantined(self, opened: SmallStack) -> None:
         """A frame that fails its check is counted and deleted; otherwise each lookup would read it again."""
         opened.store_all(A)
-        raws.fill_with_rubbish(opened.verbs, A.keys[BAD])
+        raws.flip(lambda length: length - 1)(opened.verbs, A.keys[BAD])
         assert opened.load_cold(A) == BAD
         opened.settle()
         assert opened.stack.metrics.counters.chunks_corrupt[TESTED] == 1
