@@ -273,6 +273,11 @@ def drafting(method: str, *, keeps_kv: bool, parallel: bool = False, draft: str 
             ["enable_return_routed_experts = True", "removing kv_transfer_config"],
         ),
         ({"model__is_encoder_decoder": True}, ["an encoder beside its decoder", "removing kv_transfer_config"]),
+        ({"model__is_diffusion": True}, ["answers by diffusion", "removing kv_transfer_config"]),
+        (
+            {"model__uses_mrope": True, "model__multimodal_config": SimpleNamespace(video_pruning_rate=0.5)},
+            ["video_pruning_rate = 0.5", "M-RoPE", "--video-pruning-rate", "removing kv_transfer_config"],
+        ),
     ],
     ids=str,
 )
@@ -281,6 +286,13 @@ def test_an_engine_that_cannot_be_served_is_told_what_to_change(changes: dict[st
     with pytest.raises(ConfigError) as caught:
         engine_spec(vllm_config(**changes), kv_cache_config(FULL))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(("uses_mrope", "rate"), [(False, 0.5), (True, None), (True, 0.0)])
+def test_videos_whose_positions_are_known_before_they_are_seen_are_served(uses_mrope: bool, rate: float | None) -> None:
+    """Without M-RoPE a position is the number of tokens in front; without pruning it follows from the size."""
+    media = SimpleNamespace(video_pruning_rate=rate)
+    assert engine_spec(vllm_config(model__uses_mrope=uses_mrope, model__multimodal_config=media), kv_cache_config(FULL))
 
 
 @pytest.mark.parametrize("off", ["cache__enable_prefix_caching", "scheduler__enable_chunked_prefill"])

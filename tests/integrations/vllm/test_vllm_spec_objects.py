@@ -434,6 +434,18 @@ def test_experts_of_each_token_in_an_answer_are_refused(stack: dict[str, Any], m
         Sides(stack)
 
 
+def test_pruned_videos_with_positions_of_their_own_are_refused(
+    stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM corrects positions where its encoder runs: behind a loaded video the tokens were other ones."""
+    media = SimpleNamespace(video_pruning_rate=0.5)
+    config = spec.get_current_vllm_config()
+    model = SimpleNamespace(**{**vars(config.model_config), "uses_mrope": True, "multimodal_config": media})
+    monkeypatch.setattr(config, "model_config", model)
+    with pytest.raises(ConfigError, match=r"video_pruning_rate = 0.5: .* removing kv_transfer_config"):
+        Sides(stack)
+
+
 def test_an_engine_on_several_machines_is_refused(stack: dict[str, Any], parallel: SimpleNamespace) -> None:
     """Its workers elsewhere could not reach the host tier, and the first load would end the engine."""
     parallel.nnodes = parallel.nnodes_within_dp = 2

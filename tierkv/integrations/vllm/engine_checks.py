@@ -28,11 +28,13 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
 
     Raises:
         ConfigError: both are off, the answer needs more of a prompt's tokens than their KV, or the model has an
-            encoder. The message names the settings and the fix.
+            encoder, or positions that only its encoder knows, or answers by diffusion. The message names the settings
+            and the fix.
     """
     _check_experts(getattr(vllm_config, "aux_output_config", None))
     _check_pooling(vllm_config.model_config)
     _check_decoder(vllm_config.model_config)
+    _check_positions(vllm_config.model_config)
     caches = bool(vllm_config.cache_config.enable_prefix_caching)
     splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
     if caches or splits:
@@ -76,6 +78,26 @@ def _check_decoder(model: Any) -> None:  # noqa: ANN401 - (the same)
         raise ConfigError(
             "this model has an encoder beside its decoder (is_encoder_decoder = True), so its KV depends on more than "
             "tokens, and vLLM keeps no prefixes of it; serve it without tierkv, by removing kv_transfer_config"
+        )
+    if getattr(model, "is_diffusion", False):
+        raise ConfigError(
+            "this model answers by diffusion (it has a canvas_length), so a step may compute tokens without their KV, "
+            "and nothing shows that its chunks are right; serve it without tierkv, by removing kv_transfer_config"
+        )
+
+
+def _check_positions(model: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that the positions of tokens do not depend on whether the encoder of videos runs.
+
+    With pruned videos and M-RoPE, vLLM corrects the positions of a prompt by what its encoder returns. Behind a loaded
+    video the encoder does not run, so all tokens there have other positions, and the answer has other tokens.
+    """
+    rate = getattr(getattr(model, "multimodal_config", None), "video_pruning_rate", None)
+    if rate and getattr(model, "uses_mrope", False):
+        raise ConfigError(
+            f"video_pruning_rate = {rate}: vLLM corrects the positions of this model (M-RoPE) only where its encoder "
+            "runs, and it does not run for a video that tierkv has loaded; remove --video-pruning-rate, or serve "
+            "without tierkv, by removing kv_transfer_config"
         )
 
 
