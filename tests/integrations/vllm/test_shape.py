@@ -342,6 +342,11 @@ def test_a_group_that_vllm_marks_as_a_draft_s_is_served() -> None:
         (FULL, {"enable_kv_transfer": False}, ["no other request can use"]),
         (FULL, {"host_resident": True}, ["no other request can use"]),
         (FullAttentionSpec(block_size=16, non_causal=True, **HEADS), {}, ["tokens behind them"]),
+        (
+            UniformTypeKVCacheSpecs(16, kv_cache_specs={"0.a": FULL, "0.b": replace(FULL, non_causal=True)}),
+            {},
+            ["tokens behind them", "0.a to 0.b"],
+        ),
         (SlidingWindowSpec(block_size=16, sliding_window=64, extra_retained_tokens=1, **HEADS), {}, ["speculative"]),
     ],
 )

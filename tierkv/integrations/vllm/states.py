@@ -55,7 +55,14 @@ def check_group(what: str, group: Any) -> None:  # noqa: ANN401 - (the same)
     Raises:
         ConfigError: the group is not supported. The message names it and the fix.
     """
-    spec, kind = spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
+    spec = group.kv_cache_spec
+    for one in spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,):
+        _check_layers(what, group, one)
+
+
+def _check_layers(what: str, group: Any, spec: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check the layers of a group that have one spec."""
+    kind = get_kv_cache_spec_kind(group.kv_cache_spec)
     what = f"{what} ({type(spec).__name__})"
     cannot = "tierkv does not support this model yet; serve it without tierkv, by removing kv_transfer_config"
     if type(spec).__name__ == "RSWASpec":
