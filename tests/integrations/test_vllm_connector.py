@@ -275,6 +275,28 @@ def test_what_is_not_served_is_neither_stored_nor_asked() -> None:
             assert hand.scheduler.get_num_new_matched_tokens(unasked, 0) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("places", "served"),
+    [
+        ([], True),
+        ([(0, 8)], True),
+        ([(2, 3), (5, 3), (9, 1)], True),
+        ([(2, 4), (2, 4)], False),
+        ([(2, 5), (6, 9)], False),
+    ],
+)
+def test_media_that_share_their_places_are_not_served(places: list[tuple[int, int]], *, served: bool) -> None:
+    """VLLM's hash of a block names one of them only, so other sounds of the same frames would be found."""
+    media = [SimpleNamespace(mm_position=SimpleNamespace(offset=offset, length=length)) for offset, length in places]
+    with ByHand(HOST) as hand:
+        hand.compute(request("one", mm_features=media), FIRST[:1], mark=3)
+        assert bool(hand.scheduler.stack.metrics.counters.chunks_stored) is served
+        again = request("two", mm_features=media)
+        hand.scheduler.on_new_request(again)
+        found = hand.ask(again) if served else hand.scheduler.get_num_new_matched_tokens(again, 0)[0]
+        assert found == (len(PROMPT) if served else 0)
+
+
 def test_hints_reach_the_stack() -> None:
     """Hints are in ``kv_transfer_params`` of the sampling parameters, which vLLM passes on."""
     with ByHand(HOST) as hand:

@@ -82,6 +82,7 @@ class PlayedRequest:
     kv_transfer_params: dict[str, Any] | None = None
     num_in_flight_tokens: int = 0
     num_computed_tokens: int = 0
+    mm_features: Sequence[Any] = ()
     block_hashes: list[bytes] = field(init=False)
 
     def __post_init__(self) -> None:

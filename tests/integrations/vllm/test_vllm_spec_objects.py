@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pickle
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,12 +143,13 @@ class Sides:
         self.jobs = 0
         self.named: dict[str, SimpleNamespace] = {}
 
-    def context(self, name: str, keys: list[Any], *, is_named: bool = True, **options: Any) -> ReqContext:
+    def context(
+        self, name: str, keys: list[Any], *, is_named: bool = True, media: Sequence[Any] = (), **options: Any
+    ) -> ReqContext:
         """A request that has arrived; vLLM's connector names it first."""
         if is_named:
-            self.named[name] = SimpleNamespace(
-                request_id=name, resumable=False, lora_request=None, num_preemptions=0, num_computed_tokens=0
-            )
+            facts = {"request_id": name, "resumable": False, "lora_request": None, "mm_features": media}
+            self.named[name] = SimpleNamespace(**facts, num_preemptions=0, num_computed_tokens=0)
             self.manager.inner.named.receive(self.named[name])
         context = ReqContext(name, **options)
         for number, key in enumerate(keys):
@@ -526,6 +527,18 @@ def test_a_request_that_no_connector_has_named_is_served_without_tierkv(
     assert "named by no connector" in line
     reader = sides.context("reader", keys(2))
     assert sides.ask(reader, keys(2)) == [LookupResult.HIT] * 2
+
+
+def test_a_video_whose_sound_is_among_its_frames_is_served_without_tierkv(sides: Sides) -> None:
+    """The keys of its chunks are those of the same frames with another sound."""
+    place = SimpleNamespace(mm_position=SimpleNamespace(offset=1, length=2 * TOKENS))
+    sides.store(keys(2), [1, 2])
+    assert sides.ask(sides.context("frames", keys(2), media=[place]), keys(2)) == [LookupResult.HIT] * 2
+    both = sides.context("frames and sound", keys(3), media=[place, place])
+    assert sides.ask(both, keys(2)) == [LookupResult.MISS] * 2
+    output = sides.manager.prepare_store(keys(3), both)
+    assert output is not None
+    assert not output.keys_to_store
 
 
 def test_a_preempted_request_waits_until_vllm_has_told_the_preemption(sides: Sides) -> None:

@@ -28,7 +28,7 @@ READ: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.request:Request": (
         *("request_id", "num_tokens", "num_prompt_tokens", "all_token_ids", "block_hashes", "cache_salt"),
         *("lora_request", "kv_transfer_params", "num_in_flight_tokens", "resumable", "skip_reading_prefix_cache"),
-        *("prefill_stats", "num_preemptions", "num_computed_tokens"),
+        *("prefill_stats", "num_preemptions", "num_computed_tokens", "mm_features"),
     ),
     "vllm.v1.metrics.stats:PrefillStats": (
         *("num_prompt_tokens", "num_cached_tokens", "num_local_cached_tokens", "num_external_cached_tokens"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tierkv.types.engine import Request
@@ -23,9 +23,23 @@ def view_of(request: Any, weights: str = "") -> Request:  # noqa: ANN401 - vLLM'
 def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
     """Whether tierkv stores and loads for a request.
 
-    Sessions with streamed input are excluded, because their tokens and hashes are revoked when more input arrives.
+    Sessions with streamed input are excluded, because their tokens and hashes are revoked when more input arrives. So
+    are prompts in which media share their places, as the frames of a video and its sound do where a model takes them
+    in turns (``use_audio_in_video``). vLLM's hash of a block there has the first of them only, so blocks of another
+    sound, or of other frames, have equal hashes.
     """
-    return not request.resumable
+    return not request.resumable and not _media_share_places(request.mm_features)
+
+
+def _media_share_places(features: Iterable[Any]) -> bool:
+    """Whether media of a prompt overlap; vLLM names them in the order of their first token."""
+    end = 0
+    for feature in features:
+        place = feature.mm_position
+        if place.offset < end:
+            return True
+        end = place.offset + place.length
+    return False
 
 
 class ScopedView:

@@ -92,7 +92,7 @@ class NamedRequests:
     def take(self, request_id: str) -> RequestKeys | None:
         """Keys of a request that arrives at the manager; None if it must be served without tierkv.
 
-        That is a session with streamed input, a request whose adapter has changed since it was loaded, or one that no
+        That is one that is not served (:func:`~.is_served`), whose adapter has changed since it was loaded, or that no
         connector has named: it may be any of these. vLLM does not name a request that it ends before its beginning.
         """
         request, self._arriving = self._arriving, None
