@@ -81,6 +81,14 @@ def test_pooling_of_the_last_token_is_served_from_the_tiers(seam: Seam, start_en
     assert (min(unlike) > 0.01) is (seam == "spec"), "the embedding must depend on what was loaded"
 
 
+def test_pictures_without_hashes_are_refused(seam: Seam, start_engine: StartEngine) -> None:
+    """Numbers tell them apart in one process only: after a restart, a picture had the KV of another one."""
+    numbered = {"enable_prefix_caching": False, "mm_processor_cache_gb": 0, "limit_mm_per_prompt": {"image": 1}}
+    with pytest.raises(EngineError) as caught:
+        start_engine(EngineSetup(seam, MEMORY, model="idefics", arguments=numbered))
+    assert "enable_prefix_caching = False and mm_processor_cache_gb = 0" in str(caught.value)
+
+
 def test_a_role_that_only_stores_is_refused(seam: Seam, start_engine: StartEngine) -> None:
     """VLLM's OffloadingConnector takes any role and does both; tierkv promises nothing that it does not do."""
     setup = EngineSetup(seam, MEMORY)

@@ -273,6 +273,13 @@ def drafting(method: str, *, keeps_kv: bool, parallel: bool = False, draft: str 
             ["enable_return_routed_experts = True", "removing kv_transfer_config"],
         ),
         ({"model__is_encoder_decoder": True}, ["an encoder beside its decoder", "removing kv_transfer_config"]),
+        (
+            {
+                "cache__enable_prefix_caching": False,
+                "model__multimodal_config": SimpleNamespace(mm_processor_cache_gb=0),
+            },
+            ["enable_prefix_caching = False and mm_processor_cache_gb = 0", "to True", "--mm-processor-cache-gb"],
+        ),
         ({"model__is_diffusion": True}, ["answers by diffusion", "removing kv_transfer_config"]),
         (
             {"model__uses_mrope": True, "model__multimodal_config": SimpleNamespace(video_pruning_rate=0.5)},
@@ -299,6 +306,14 @@ def test_videos_whose_positions_are_known_before_they_are_seen_are_served(uses_m
 def test_one_way_to_compute_behind_a_prefix_is_enough(off: str) -> None:
     """An engine without a prefix cache of its own still goes on behind the first part of a prompt."""
     assert engine_spec(vllm_config(**{off: False}), kv_cache_config(FULL))
+
+
+@pytest.mark.parametrize(("caches", "size_gb"), [(False, 4), (True, 0)])
+def test_one_cache_is_enough_for_hashes_of_media(size_gb: float, *, caches: bool) -> None:
+    """VLLM hashes pictures for any of its two caches."""
+    media = SimpleNamespace(mm_processor_cache_gb=size_gb)
+    config = vllm_config(cache__enable_prefix_caching=caches, model__multimodal_config=media)
+    assert engine_spec(config, kv_cache_config(FULL))
 
 
 def test_drafts_without_kv_are_served() -> None:

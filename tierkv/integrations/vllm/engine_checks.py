@@ -27,15 +27,16 @@ def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has
     multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
 
     Raises:
-        ConfigError: both are off, the answer needs more of a prompt's tokens than their KV, or the model has an
-            encoder, or positions that only its encoder knows, or answers by diffusion. The message names the settings
-            and the fix.
+        ConfigError: both are off, the answer needs more of a prompt's tokens than their KV, the model has an encoder,
+            or positions that only its encoder knows, or answers by diffusion, or vLLM hashes no media. The message
+            names the settings and the fix.
     """
     _check_experts(getattr(vllm_config, "aux_output_config", None))
     _check_pooling(vllm_config.model_config)
     _check_decoder(vllm_config.model_config)
     _check_positions(vllm_config.model_config)
     caches = bool(vllm_config.cache_config.enable_prefix_caching)
+    _check_media(vllm_config.model_config, caches=caches)
     splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
     if caches or splits:
         return
@@ -98,6 +99,21 @@ def _check_positions(model: Any) -> None:  # noqa: ANN401 - (the same)
             f"video_pruning_rate = {rate}: vLLM corrects the positions of this model (M-RoPE) only where its encoder "
             "runs, and it does not run for a video that tierkv has loaded; remove --video-pruning-rate, or serve "
             "without tierkv, by removing kv_transfer_config"
+        )
+
+
+def _check_media(model: Any, *, caches: bool) -> None:  # noqa: ANN401 - (the same)
+    """Check that vLLM hashes pictures and other media, which are a part of the hashes of blocks.
+
+    It does not where it neither caches prefixes nor prepared media. It numbers them then, from 1 in each process, so
+    the first picture of each server would have the KV of the others' first one.
+    """
+    media = getattr(model, "multimodal_config", None)
+    if not caches and media is not None and getattr(media, "mm_processor_cache_gb", None) == 0:
+        raise ConfigError(
+            "enable_prefix_caching = False and mm_processor_cache_gb = 0: vLLM then numbers pictures and other media, "
+            "and hashes none, so tierkv would load the KV of another picture; set enable_prefix_caching to True, or "
+            "--mm-processor-cache-gb to more than 0"
         )
 
 
