@@ -12,6 +12,7 @@
     │   └── IllegalTransitionError          a state machine refused an event; carries its previous transitions
     ├── BackendError (OSError)              an operation of a tier failed
     │   ├── BackendUnavailableError (ConnectionError)  the tier cannot be reached; retryable
+    │   │   └── PartUnavailableError    a part of the tier cannot be reached, and others serve
     │   ├── DeadlineExceededError (TimeoutError)       the tier did not answer in time; retryable
     │   ├── OutOfSpaceError             the tier is full
     │   ├── NoThreadError (RuntimeError)               the system starts no further thread for a tier
@@ -97,6 +98,16 @@ class BackendUnavailableError(BackendError, ConnectionError):
     """A tier cannot be reached at present."""
 
     retryable = True
+
+
+class PartUnavailableError(BackendUnavailableError):
+    """A part of a tier cannot be reached at present, such as one of several servers, while others of it serve.
+
+    It takes no tier out of service, and does not end its writes: the chunks of that part are misses. The operation is
+    not tried again: all requests would wait for that as long as the part is away.
+    """
+
+    retryable = False
 
 
 class DeadlineExceededError(BackendError, TimeoutError):

@@ -122,12 +122,14 @@ class Tally(NamedTuple):
     """Per kind of fault: number of keys and the first error. Frames in the clear are not among them."""
     clear_reason: str = ""
     """First error of a frame in the clear; empty if there was none, or if such frames are accepted."""
+    is_of_part: bool = False
+    """Whether every key failed at a part of the tier that cannot be reached, while others serve."""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Tally:
         """Count the outcomes of one operation."""
         counts = dict.fromkeys(OutcomeKind, 0)
-        frame_bytes = clear = 0
+        frame_bytes = clear = of_part = 0
         faults: dict[OutcomeKind, tuple[int, str]] = {}
         clear_reason = ""
         # Chunks of one length share one outcome: a batch without faults is one group.
@@ -142,7 +144,9 @@ class Tally(NamedTuple):
                 faults[outcome.kind] = (count + keys, reason)
             frame_bytes += keys * outcome.frame_bytes
             clear += keys * outcome.is_clear
-        answered = sum(counts.values()) > counts[OutcomeKind.FAILED] + counts[OutcomeKind.TIMED_OUT]
+            of_part += keys * outcome.is_of_part
+        total = sum(counts.values())
+        answered = total > counts[OutcomeKind.FAILED] + counts[OutcomeKind.TIMED_OUT]
         return cls(
             answered,
             frame_bytes,
@@ -155,4 +159,5 @@ class Tally(NamedTuple):
             counts[OutcomeKind.REFUSED],
             faults or NO_FAULTS,
             clear_reason,
+            is_of_part=0 < total == of_part,
         )

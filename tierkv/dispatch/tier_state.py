@@ -213,6 +213,12 @@ class TierState:
     def failed(self, ticket: Ticket, now_s: float, why: str) -> str:
         """Count a failed operation. Returns the reason if the tier went out of service by it, otherwise empty."""
         op = ticket.op
+        if ticket.result is not None and ticket.result.tally.is_of_part:
+            # What the other parts have is asked for once and not written again, so that such operations follow each
+            # other although the others serve. They say nothing about the tier.
+            if op.verb is Verb.WRITE:
+                self.writes.failed_in_part(op.op_id, now_s)
+            return ""
         if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
             return ""  # known already, and no reason to stop reading
         if op.verb is Verb.DELETE and not self.writes.is_open:

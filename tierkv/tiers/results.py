@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tierkv.abc.backend import Entry
-from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError, UnreadableFrameError
+from tierkv.errors import (
+    BackendError,
+    CorruptFrameError,
+    OutOfSpaceError,
+    PartUnavailableError,
+    TierKVError,
+    UnreadableFrameError,
+)
 from tierkv.frames.frame import KEY_BYTES_MAX, CutFrameError, NoFrameError
 from tierkv.structures.written_order import RANK_MAX, eviction_order
 from tierkv.tiers.framing import ClearFrameError, NotForThisTierError
@@ -95,7 +102,12 @@ def failed_result(error: BaseException) -> KeyResult:
         kind = OutcomeKind.NO_SPACE
     else:
         kind = OutcomeKind.FAILED
-    outcome = Outcome(kind, error=explain(error), is_clear=isinstance(error, ClearFrameError))
+    outcome = Outcome(
+        kind,
+        error=explain(error),
+        is_clear=isinstance(error, ClearFrameError),
+        is_of_part=isinstance(error, PartUnavailableError),
+    )
     return KeyResult(outcome, retryable=kind is OutcomeKind.FAILED and _may_pass(error))
 
 

@@ -79,6 +79,8 @@ class Outcome:
     """Text of the error, or empty."""
     is_clear: bool = False
     """Whether a frame was read in the clear from a tier whose codec conceals. Such a frame is OK or CORRUPT."""
+    is_of_part: bool = False
+    """Whether it failed at a part of the tier that cannot be reached, while others serve."""
 
 
 OK = Outcome(OutcomeKind.OK)

@@ -14,6 +14,8 @@ from valkey_support import context, frames, heals, only_misses, opened, traffic
 import tierkv_valkey
 from tierkv.errors import BackendUnavailableError, DeadlineExceededError, TierKVError
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.engines.hand_engine import Prompt
+from tierkv.testing.engines.small_stack import TESTED, SmallStack
 from tierkv.types.keys import Key
 from tierkv_valkey import ValkeyOptions
 
@@ -60,6 +62,42 @@ def test_a_dead_node_costs_its_own_keys_alone(cluster: ValkeyCluster, tier: Sess
     dead.start()
     cluster.until_whole()
     heals(tier, stored)
+
+
+def test_a_stack_stores_on_living_nodes_for_as_long_as_one_is_dead(cluster: ValkeyCluster, tmp_path: Path) -> None:
+    """Requests compute what the dead node had again and again: writes to it fail in a row, the others must not end."""
+    dead = cluster.nodes[1]
+    options = ValkeyOptions(url=cluster.url, mode="cluster", timeout_s=0.5)
+    tier = {"breaker_failures": 3}
+    with SmallStack(tierkv_valkey.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None, tier=tier) as stack:
+        stack.store_all(*(Prompt(number) for number in range(8)))
+        dead.stop()
+        for _ in range(3):
+            for number in range(8):
+                stack.load_cold(Prompt(number))
+                stack.store(Prompt(number))
+                stack.settle()
+            stack.pass_time(10.0)
+        assert stack.stack.tiers.health()[TESTED] == (True, True)
+        living = [node for node in cluster.nodes if node is not dead]
+        before = sum(node.ask("DBSIZE") for node in living)
+        stack.store(Prompt(100, 8))
+        stack.settle()
+        assert sum(node.ask("DBSIZE") for node in living) > before
+
+
+def test_nodes_that_all_die_take_the_tier_out(cluster: ValkeyCluster, tmp_path: Path) -> None:
+    """Nothing serves then: requests must not wait for one node after the other."""
+    options = ValkeyOptions(url=cluster.url, mode="cluster", timeout_s=0.5)
+    tier = {"breaker_failures": 3}
+    with SmallStack(tierkv_valkey.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None, tier=tier) as stack:
+        stack.store_all(*(Prompt(number) for number in range(8)))
+        cluster.nodes[1].stop()
+        stack.load_cold(Prompt(0))
+        cluster.stop()
+        for number in range(8):
+            stack.load_cold(Prompt(number))
+        assert not stack.stack.tiers.health()[TESTED].usable
 
 
 def test_a_frozen_node_costs_its_own_keys_alone(cluster: ValkeyCluster, tier: Session) -> None:

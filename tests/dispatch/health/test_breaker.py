@@ -17,7 +17,7 @@ from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
 from tierkv.dispatch.health.breaker import TABLE, Breaker, State
 from tierkv.dispatch.health.breaker import Event as Happened
-from tierkv.errors import IllegalTransitionError
+from tierkv.errors import BackendUnavailableError, IllegalTransitionError, PartUnavailableError
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.testing import faults
 from tierkv.types.keys import Key
@@ -161,7 +161,9 @@ def test_misses_damage_and_fullness_are_answers(bench: Bench) -> None:
     """A tier that answers works. Opening on corrupt chunks would turn damage to one file into loss of the tier."""
     with dispatching(bench, limits=LIMITS) as dispatch:
         dispatch.wait(dispatch.write(0, 0))
-        bench.file(KEYS[0]).write_bytes(b"damaged".ljust(HEADER_BYTES))
+        content = bytearray(bench.file(KEYS[0]).read_bytes())
+        content[HEADER_BYTES] ^= 1
+        bench.file(KEYS[0]).write_bytes(content)
         bench.backend.add("write", faults.raise_error(lambda: OSError(28, "full")))
         for _ in range(4):
             assert dispatch.wait(dispatch.submit(Verb.READ, [0], [1])) == [[OutcomeKind.CORRUPT]]
@@ -177,6 +179,26 @@ def test_one_answered_key_is_an_answer(bench: Bench) -> None:
         for _ in range(6):
             dispatch.wait(dispatch.submit(Verb.PROBE, [1, 2]))
         assert dispatch.health() == []
+
+
+def test_one_dead_server_of_several_takes_no_tier_out(bench: Bench) -> None:
+    """Operations may concern the dead one alone: chunks of the others are asked for once, and not written again."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        away = faults.raise_error(lambda: PartUnavailableError("node 2 is dead, others serve"))
+        verbs: list[Any] = ["contains", "read_into", "write"]
+        rules = [bench.backend.add(verb, away) for verb in verbs]
+        for _ in range(4):
+            assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [FAILED]
+            assert dispatch.wait(dispatch.submit(Verb.READ, [1], [1])) == [FAILED]
+            assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+        assert dispatch.health() == []
+        assert dispatch.dispatcher.health()[0] == (True, True)
+        for rule in rules:
+            bench.backend.rules.remove(rule)
+        bench.backend.add("contains", faults.raise_error(lambda: BackendUnavailableError("all are dead")))
+        for _ in range(3):
+            dispatch.wait(dispatch.submit(Verb.PROBE, [1]))
+        dispatch.wait_health(False)
 
 
 def test_missed_deadlines_open_it_and_a_hung_trial_keeps_it_open(bench: Bench, gate: Event) -> None:

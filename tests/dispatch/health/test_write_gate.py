@@ -13,7 +13,7 @@ from tier_bench import Bench, compressible
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
-from tierkv.errors import OutOfSpaceError
+from tierkv.errors import OutOfSpaceError, PartUnavailableError
 from tierkv.logs.stack_log import LOGGER
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -96,6 +96,23 @@ def test_single_failures_never_add_up(bench: Bench, between: Any) -> None:
             for rule in rules:
                 bench.backend.rules.remove(rule)
             assert dispatch.dispatcher.health()[0] == (True, True)
+
+
+def test_a_trial_at_a_dead_server_of_several_opens_nothing(bench: Bench) -> None:
+    """It shows nothing about the others, whose writes have failed: the next trial may meet one of them."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        rule = bench.backend.add("write", faults.raise_error(lambda: OSError("read-only")))
+        for _ in range(3):
+            assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+            assert dispatch.wait(dispatch.submit(Verb.PROBE, [0])) == [[OutcomeKind.ABSENT]]
+        bench.backend.rules.remove(rule)
+        bench.backend.add("write", faults.raise_error(lambda: PartUnavailableError("dead")), times=1)
+        dispatch.clock.advance(10.0)
+        assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
+        assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
+        dispatch.clock.advance(10.0)
+        assert dispatch.wait(dispatch.write(1, 1)) == [OK]
+        assert dispatch.dispatcher.health()[0] == (True, True)
 
 
 def test_one_trial_at_a_time(bench: Bench) -> None:

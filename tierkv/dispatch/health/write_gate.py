@@ -65,6 +65,11 @@ class WriteGate:
         self._report(now_s, failure, was_open=was_open)
         return was_usable
 
+    def failed_in_part(self, op_id: int, now_s: float) -> None:
+        """A write failed at a part of the storage that cannot be reached. It counts only as a trial, which failed."""
+        if op_id == self._trial:
+            self._count(op_id, now_s, "a part cannot be reached")
+
     def found_no_room(self, op_id: int, now_s: float, reason: str) -> None:
         """A write was answered, and the storage had no room for any of its chunks."""
         was_open = self.is_open

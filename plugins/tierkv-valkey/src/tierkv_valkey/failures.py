@@ -12,6 +12,7 @@ from tierkv.errors import (
     BackendUnavailableError,
     DeadlineExceededError,
     OutOfSpaceError,
+    PartUnavailableError,
     TierKVError,
 )
 from tierkv.types.keys import Key
@@ -42,6 +43,9 @@ _ERRORS: dict[FailureKind, type[BackendError]] = {
     FailureKind.LATE: DeadlineExceededError,
     FailureKind.FULL: OutOfSpaceError,
 }
+
+_AWAY = frozenset({FailureKind.DOWN, FailureKind.LATE, FailureKind.BUSY})
+"""Kinds of a server that does not serve at present."""
 
 FIXES = {
     FailureKind.DOWN: "check that the server runs and that the tier's url is right, valkeys:// for a port with TLS",
@@ -110,8 +114,18 @@ class Failure:
         detail = f"{type(error).__name__}: {text}"
         return cls(kind, detail if len(detail) <= TEXT_CHARS_MAX else f"{detail[:TEXT_CHARS_MAX]}...")
 
-    def to_error(self, what: str, *, tier: str, key: Key | None = None) -> TierKVError:
-        """Build the tierkv error. ``what`` names the server and the attempted action."""
+    def to_error(self, what: str, *, tier: str, key: Key | None = None, is_of_part: bool = False) -> TierKVError:
+        """Build the tierkv error.
+
+        Args:
+            what: names the server and the attempted action.
+            tier: name of the tier.
+            key: chunk that it is about.
+            is_of_part: whether other servers of the tier serve.
+        """
         fix = FIXES[self.kind]
-        message = f"{what}: {self.kind.value} ({self.detail}). {fix[:1].upper()}{fix[1:]}"
-        return _ERRORS.get(self.kind, BackendError)(message, tier=tier, key=key)
+        is_of_part = is_of_part and self.kind in _AWAY
+        others = "; other nodes serve" if is_of_part else ""
+        message = f"{what}: {self.kind.value}{others} ({self.detail}). {fix[:1].upper()}{fix[1:]}"
+        kind = PartUnavailableError if is_of_part else _ERRORS.get(self.kind, BackendError)
+        return kind(message, tier=tier, key=key)

@@ -63,6 +63,7 @@ class Cluster:
         self._refreshing = threading.Lock()  # held by the one thread that asks
         self._nodes: dict[Address, Node] = {}
         self._owners: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._serving: Sequence[Node] = ()  # the owners, each once
         self._is_stale = False
         self._refreshed_s = 0.0
         self._closed = False
@@ -94,6 +95,14 @@ class Cluster:
     def note_failure(self, _node: Node) -> None:
         """Ask for the owners before the next call: a replica may have taken over."""
         self._is_stale = True
+
+    def others_serve(self, node: Node) -> bool:
+        """Whether another owner of slots serves: it has answered since this one began to fail, and does not fail."""
+        since_s = node.failing_since_s
+        if since_s is None:
+            return False
+        others = (other for other in self._serving if other is not node)
+        return any(other.failing_since_s is None and other.answered_s > since_s for other in others)
 
     def nodes(self) -> Sequence[Node]:
         """All owners of slots."""
@@ -129,6 +138,7 @@ class Cluster:
             owner = self._known(Address(host or node.address.host, port))  # an empty host: the one that was asked
             owners[first : last + 1] = [owner] * (last + 1 - first)
         self._owners = owners
+        self._serving = self.nodes()
         self._drop_all_but({*self.nodes(), *(self._known(seed) for seed in self._seeds)})
 
     def _known(self, address: Address) -> Node:

@@ -27,6 +27,9 @@ class Directory(Protocol):
     def note_failure(self, node: Node, /) -> None:
         """Note that a node failed, so that the next call looks for its successor."""
 
+    def others_serve(self, node: Node, /) -> bool:
+        """Whether other nodes with data have answered since this one began to fail."""
+
     def nodes(self) -> Sequence[Node]:
         """All nodes that have data."""
 
@@ -50,6 +53,10 @@ class SingleServer:
 
     def note_failure(self, _node: Node) -> None:
         """Do nothing: there is no other server."""
+
+    def others_serve(self, _node: Node) -> bool:
+        """Return False: there is no other server."""
+        return False
 
     def nodes(self) -> Sequence[Node]:
         """Return the server."""

@@ -54,6 +54,10 @@ class Node:
         self._late_s = -math.inf
         self._rests_until_s = 0.0
         self._closed = False
+        self.answered_s = -math.inf
+        """Time of the latest reply."""
+        self.failing_since_s: float | None = None
+        """Time of the first failed call since the latest reply; None: the latest call was answered."""
 
     @property
     def is_resting(self) -> bool:
@@ -90,9 +94,15 @@ class Node:
 
     def answered(self) -> None:
         """End the rest: the node has answered."""
+        self.answered_s, self.failing_since_s = self._clock(), None
         if self._late:
             with self._lock:
                 self._late, self._rests_until_s = 0, 0.0
+
+    def failed(self) -> None:
+        """Note that a call was not answered."""
+        if self.failing_since_s is None:
+            self.failing_since_s = self._clock()
 
     def was_late(self, begun_s: float) -> None:
         """The node did not answer in time a call that began at ``begun_s``: begin a rest, unless it is the first.

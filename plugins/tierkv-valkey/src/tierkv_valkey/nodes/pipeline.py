@@ -126,6 +126,7 @@ class _Failing:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, exceptions.RedisError | OSError):
             return False
+        self._pipeline.node.failed()
         if type(error) in (exceptions.TimeoutError, TimeoutError):  # not a RestingError, nor a refusal
             self._pipeline.node.was_late(self._pipeline.begun_s)
         self._pipeline.failure = error.with_traceback(None)

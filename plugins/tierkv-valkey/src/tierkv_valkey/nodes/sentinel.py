@@ -81,6 +81,10 @@ class SentinelService:
         """Ask the sentinels before the next call: another server may be the primary."""
         self._is_stale = True
 
+    def others_serve(self, _node: Node) -> bool:
+        """Return False: one server has all chunks."""
+        return False
+
     def nodes(self) -> Sequence[Node]:
         """Return the primary."""
         return [self._primary]
