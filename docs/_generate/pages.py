@@ -232,7 +232,7 @@ def logs_reference() -> str:
 
 def states_page() -> str:
     """``states.md``."""
-    return f"{head('States', 'the tables in chunk_state.py, request_state.py and stream_state.py')}\n{states.body()}"
+    return f"{head('States', 'the tables in the modules that it names')}\n{states.body()}"
 
 
 def figures_reference() -> str:

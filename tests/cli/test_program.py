@@ -109,7 +109,7 @@ class TestHelp:
         assert done.stdout == f"tierkv {__version__}\n"
 
     def test_the_reference_page_is_current(self, root: Path) -> None:
-        """`python -m tierkv.cli.reference > docs/reference/cli.md` writes it."""
+        """A page that lags behind the program sends its readers to options that do not exist."""
         assert (root / "docs" / "reference" / "cli.md").read_text(encoding="utf-8") == render_reference()
 
 

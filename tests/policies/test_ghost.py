@@ -27,7 +27,7 @@ def test_it_is_a_queue(ghosts_max: int, note_bytes: int, verbs: list[tuple[str, 
         note = bytes([number] * note_bytes)
         if verb == "push":
             queue.push(mark, note)
-            table.push(mark, note)
+            table.extend((mark,), note)
         elif verb == "pop":
             assert table.pop(mark) == queue.pop(mark)
         elif verb == "get":
@@ -45,7 +45,7 @@ def test_many_ghosts_in_many_buckets() -> None:
     table, queue = GhostTable(500), NaiveGhosts(500)
     marks = [mark_of(make_key(number.to_bytes(8, "big"), 0)) for number in range(3_000)]
     for number, mark in enumerate(marks):
-        table.push(mark)
+        table.extend((mark,))
         queue.push(mark)
         if number % 3 == 0:
             found = marks[max(0, number - randomness.randrange(600))]
@@ -57,12 +57,12 @@ def test_many_ghosts_in_many_buckets() -> None:
 def test_marks_that_look_like_a_seam_are_told_apart() -> None:
     """Two neighbours in a bucket can spell a third mark at their border; it must not be found, nor removed."""
     table = GhostTable(4)
-    table.push(0x01000000)  # 00 00 00 01
-    table.push(0x00000002)  # 02 00 00 00
+    table.extend((0x01000000,))  # 00 00 00 01
+    table.extend((0x00000002,))  # 02 00 00 00
     seam = int.from_bytes(b"\x00\x01\x02\x00", "little")
     assert seam not in table
     assert table.pop(seam) is None
-    table.push(seam)
+    table.extend((seam,))
     assert table.pop(seam) == b""
     assert len(table) == 2
 
@@ -70,9 +70,9 @@ def test_marks_that_look_like_a_seam_are_told_apart() -> None:
 def test_holes_are_bounded() -> None:
     """One ghost is never requested, and all behind it are found: memory must not grow, so it is dropped in the end."""
     table = GhostTable(100)
-    table.push(1)
+    table.extend((1,))
     for mark in range(2, 10_000):
-        table.push(mark)
+        table.extend((mark,))
         assert table.pop(mark) == b""
     assert 1 not in table
     assert sum(map(len, table._buckets)) <= 200 * MARK_BYTES
@@ -83,9 +83,9 @@ def test_a_smaller_bound_takes_effect() -> None:
     """Policies whose memory follows the number of residents change the bound while it is in use."""
     table = GhostTable(10)
     for mark in range(10):
-        table.push(mark)
+        table.extend((mark,))
     table.ghosts_max = 3
-    table.push(10)
+    table.extend((10,))
     assert [mark for mark in range(11) if mark in table] == [8, 9, 10]
 
 

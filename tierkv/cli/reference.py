@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 
 import click
@@ -13,7 +12,7 @@ from tierkv.cli.main import COMMANDS, cli
 _HEAD = """\
 # The `tierkv` program
 
-<!-- Written by `python -m tierkv.cli.reference`; change the commands in tierkv/cli/, not this page. -->
+<!-- Made from the commands in tierkv/cli/ by `nox -s generate`; change that, not this page. -->
 """
 
 _COLUMNS = 100
@@ -38,7 +37,3 @@ def _sections() -> Iterator[str]:
 
 def _section(title: str, text: str) -> str:
     return f"## `{title}`\n\n```text\n{inspect.cleandoc(text)}\n```\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_reference())

@@ -63,17 +63,14 @@ class ZstdCodec:
     Args:
         options: compression level.
         compressor: makes a compression context; called once per thread that encodes.
-        decompressor: makes a decompression context; called once per thread that decodes.
     """
 
     def __init__(
         self,
         options: ZstdOptions | None = None,
         compressor: Callable[[], zstandard.ZstdCompressor] | None = None,
-        decompressor: Callable[[], zstandard.ZstdDecompressor] = zstandard.ZstdDecompressor,
     ) -> None:
         self._compressor = compressor or partial(make_compressor, (options or ZstdOptions()).level)
-        self._decompressor = decompressor
         self._contexts = _Contexts()
 
     def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
@@ -96,7 +93,7 @@ class ZstdCodec:
         """
         context = self._contexts.decompressor
         if context is None:
-            context = self._contexts.decompressor = self._decompressor()
+            context = self._contexts.decompressor = zstandard.ZstdDecompressor()
         try:
             check_zstd(stored, len(out))
             with context.stream_reader(stored) as reader:

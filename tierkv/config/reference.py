@@ -16,7 +16,7 @@ from tierkv.config.units import SIZE_ALLOWED, format_size, parse_size
 _HEAD = f"""\
 # Configuration of a stack
 
-<!-- Written by `python -m tierkv.config`; change the models in tierkv/config/schema.py, not this page. -->
+<!-- Made from tierkv/config/schema.py and tier_schema.py by `nox -s generate`; change that, not this page. -->
 
 One file describes a stack: TOML (`.toml`), YAML (`.yaml`, `.yml`) or JSON (`.json`) with the same keys. An unknown key,
 name or unit, a value out of its range, and a number in quotes are errors. All of them are listed at once, before

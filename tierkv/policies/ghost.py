@@ -105,12 +105,11 @@ class GhostTable:
         self._count -= 1
         return bucket[last + 1 : at + self._width]
 
-    def push(self, mark: int, note: bytes = b"") -> None:
-        """Add a mark as the newest. A mark that is added twice is remembered twice; the older one is found first."""
-        self.extend((mark,), note)
-
     def extend(self, marks: Sequence[int], note: bytes = b"") -> None:
-        """Add marks, the last one as the newest, all with the same note."""
+        """Add marks, the last one as the newest, all with the same note.
+
+        A mark that is added twice is remembered twice; the older one is found first.
+        """
         self.extend_each(marks, (note,) * len(marks))
 
     def extend_each(self, marks: Sequence[int], notes: Sequence[bytes]) -> None:

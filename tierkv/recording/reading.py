@@ -295,9 +295,9 @@ def last_entries(entries: Iterable[Entry], wanted: EntryFilter, count: int) -> l
     return list(deque(filter_entries(entries, wanted), maxlen=count))
 
 
-def similar_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the names most similar to ``name``: those with the same beginning, otherwise close matches."""
+def similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three names most similar to ``name``: those with the same beginning, otherwise close matches."""
     names = list(known)[-NAMES_COMPARED_MAX:]
     beginning = name[: max(2, len(name) // 2)]
     same = [other for other in names if other.startswith(beginning)]
-    return same[:count] or difflib.get_close_matches(name, names, n=count, cutoff=0.3)
+    return same[:3] or difflib.get_close_matches(name, names, n=3, cutoff=0.3)

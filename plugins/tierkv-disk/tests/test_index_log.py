@@ -24,7 +24,7 @@ from tierkv_disk.log.index_log import (
     LogIdentity,
     Record,
     RecordKind,
-    encode_record,
+    encode_records,
 )
 from tierkv_disk.log.reading import read_records, used_bytes
 
@@ -103,7 +103,7 @@ def test_any_record_round_trips(key: bytes, numbers: tuple[int, int, int, int], 
     record = Record(kind, Key(key), numbers[3], address_at(numbers[0], numbers[1]), numbers[2])
     fd = os.memfd_create("log")
     try:
-        os.pwrite(fd, encode_record(record, IDENTITY.seed), RECORD_BYTES)
+        os.pwrite(fd, encode_records((record,), IDENTITY.seed), RECORD_BYTES)
         assert list(read_records(fd, IDENTITY, LogHealth())) == [tuple(record)]
     finally:
         os.close(fd)
@@ -137,7 +137,7 @@ def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None
     for cut in range(1, RECORD_BYTES):
         with path.open("r+b") as file:
             file.seek(3 * RECORD_BYTES)
-            file.write(encode_record(RECORDS[2], IDENTITY.seed)[:cut].ljust(RECORD_BYTES, b"\0"))
+            file.write(encode_records(RECORDS[2:3], IDENTITY.seed)[:cut].ljust(RECORD_BYTES, b"\0"))
         records, health = read(path)
         # A delete of this key ends in zeros, so its last bytes may be missing without a difference.
         assert records in (RECORDS[:2], RECORDS[:3])

@@ -92,9 +92,9 @@ class PageStore:
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
-    def count_prefix(self, hashes: Sequence[bytes], group: int = 0) -> int:
-        """Number of leading pages that a tier holds. Unknown pages end the prefix."""
-        present = self.find(hashes, group, prefix_only=True)
+    def count_prefix(self, hashes: Sequence[bytes]) -> int:
+        """Number of leading pages of the first group that a tier holds. Unknown pages end the prefix."""
+        present = self.find(hashes, prefix_only=True)
         return present.index(False) if False in present else len(present)
 
     def find(self, hashes: Sequence[bytes], group: int = 0, *, prefix_only: bool = False) -> list[bool]:

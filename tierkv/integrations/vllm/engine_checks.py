@@ -205,7 +205,7 @@ def check_speculation(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
         )
 
 
-def warn_of_lost_stores(vllm_config: Any, stack: StackConfig, *, logger: logging.Logger = _log) -> bool:  # noqa: ANN401 - (the same)
+def warn_of_lost_stores(vllm_config: Any, stack: StackConfig) -> bool:  # noqa: ANN401 - (the same)
     """Log a warning if chunks that only the host tier holds are lost at each normal stop; return whether they are.
 
     vLLM ends its engine at once with ``--shutdown-timeout 0``, its default. A tier with ``write = "back"`` gets its
@@ -214,7 +214,7 @@ def warn_of_lost_stores(vllm_config: Any, stack: StackConfig, *, logger: logging
     names = [tier.name for tier in stack.tiers if tier.write == "back"]
     if not names or getattr(vllm_config, "shutdown_timeout", None) != 0:
         return False
-    logger.warning(
+    _log.warning(
         'shutdown_timeout = 0, and write = "back" in tier %s: vLLM then ends its engine at once when it stops, and '
         "chunks that only the host tier holds are lost. Start vLLM with --shutdown-timeout 30 (seconds), or set "
         'write = "through"',
@@ -223,7 +223,7 @@ def warn_of_lost_stores(vllm_config: Any, stack: StackConfig, *, logger: logging
     return True
 
 
-def let_failed_loads_recompute(vllm_config: Any = None, *, logger: logging.Logger = _log) -> None:  # noqa: ANN401 - (the same)
+def let_failed_loads_recompute(vllm_config: Any = None) -> None:  # noqa: ANN401 - (the same)
     """Set ``kv_load_failure_policy`` to "recompute" where vLLM's scheduler reads it.
 
     With "fail", vLLM's default, a chunk that cannot be loaded would fail its request. The scheduler reads the policy of
@@ -232,13 +232,12 @@ def let_failed_loads_recompute(vllm_config: Any = None, *, logger: logging.Logge
 
     Args:
         vllm_config: vLLM's configuration, where it is known.
-        logger: gets a line for each setting that is changed.
     """
     known = [] if vllm_config is None else [vllm_config.kv_transfer_config]
     creating = [connector._kv_transfer_config for connector in calling_connectors()]  # noqa: SLF001 - there is no public name
     for transfer in known + creating:
         if transfer.kv_load_failure_policy != "recompute":
-            logger.info(
+            _log.info(
                 "kv_load_failure_policy of %s is set to 'recompute': chunks that cannot be loaded are computed",
                 transfer.kv_connector,
             )

@@ -67,13 +67,12 @@ def is_supported(version: str) -> bool:
     return found is not None and f"{found[1]}.{found[2]}" in SUPPORTED
 
 
-def load_checked(version: str, load: Callable[[], object], *, logger: logging.Logger = _log) -> object:
+def load_checked(version: str, load: Callable[[], object]) -> object:
     """Load a class of an adapter. In an unknown version, check by inspection that vLLM's interfaces fit, and warn.
 
     Args:
         version: the installed vLLM.
         load: imports the class.
-        logger: gets the warning.
 
     Raises:
         EngineVersionError: the version is unknown, and something that the adapter calls or overrides has another
@@ -93,7 +92,7 @@ def load_checked(version: str, load: Callable[[], object], *, logger: logging.Lo
             "these, or a version of tierkv that supports yours. These parts of its interfaces do not fit:\n"
             + "\n".join(f"- {problem}" for problem in problems)
         )
-    logger.warning(
+    _log.warning(
         "vLLM %s is unknown to this version of tierkv, which was tested with %s. The signatures of its interfaces fit, "
         "so it is used. Set tierkv_strict to true in kv_connector_extra_config to refuse it",
         version,

@@ -40,7 +40,6 @@ class LmdbBackend:
         failures: factory of the tier's errors.
         sizes: bounds of stored bytes and of transactions.
         sync_calls: whether a write call ends with a sync, so that acknowledged frames are on the disk.
-        sleep: waits for readers, in seconds.
     """
 
     def __init__(
@@ -50,13 +49,11 @@ class LmdbBackend:
         sizes: Sizes,
         *,
         sync_calls: bool,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._environments = environments
         self._failures = failures
         self._sizes = sizes
         self._sync_calls = sync_calls
-        self._sleep = sleep
         self.room_bytes = sizes.room_bytes
 
     @property
@@ -192,7 +189,7 @@ class LmdbBackend:
                 if pause_s is None:
                     held = f"{error}; freed pages are held by a transaction in process {pids}"
                     raise lmdb.MapFullError(held) from error
-            self._sleep(pause_s)
+            time.sleep(pause_s)
         raise AssertionError  # the last try returns or raises
 
 

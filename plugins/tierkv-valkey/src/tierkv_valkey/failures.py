@@ -85,8 +85,6 @@ _TYPES: tuple[tuple[type[Exception], FailureKind], ...] = (
 
 _WORDS = (
     ("cluster support disabled", FailureKind.WRONG_MODE),
-    ("unknown command 'CLUSTER'", FailureKind.WRONG_MODE),
-    ("unknown command 'SENTINEL'", FailureKind.WRONG_MODE),
     ("unknown command", FailureKind.WRONG_MODE),
     ("MISCONF", FailureKind.BUSY),
     ("MASTERDOWN", FailureKind.BUSY),

@@ -5,5 +5,5 @@ carries a checksum seeded with the namespace. ``group_commit`` lets concurrent c
 caller appends the records of all waiting callers, forces them once, and applies them in log order.
 
 Invariants. Records are appended after their frames are durable. The table changes in the order of the log. After a
-failed sync the log takes no further record until the tier is opened again.
+failed append or sync the log takes no further record: ``rewriting`` replaces it by a new one, made from the table.
 """

@@ -130,11 +130,6 @@ def encode_records(records: Iterable[Row], seed: int) -> bytes:
     return b"".join(encoded)
 
 
-def encode_record(record: Row, seed: int) -> bytes:
-    """Pack an entry into 128 bytes, behind its seeded checksum."""
-    return encode_records((record,), seed)
-
-
 def has_log_of(directory: Path, identity: LogIdentity) -> bool:
     """Whether the log in ``directory`` begins with the header of this namespace, in the present version."""
     try:

@@ -6,7 +6,7 @@ All functions process addresses in disk order. They are written for speed: there
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -45,13 +45,12 @@ class _Claim(NamedTuple):
     key: Key
 
 
-def used_runs(entries: Entries, scattered: Scattered, others: Iterable[Run] = ()) -> list[Extent]:
+def used_runs(entries: Entries, scattered: Scattered) -> list[Extent]:
     """All used runs, as extents in disk order."""
     used: list[Any] = [entry >> RANK_BITS for entry in sorted(entries.values())]  # extent_of, without a call
     while used and used[-1] >> _BITS == SCATTERED:
         used.pop()
     more = [run for runs in scattered.values() for run in runs]
-    more += others
     if more:
         used += [extent_at(run.address, run.pages * PAGE_BYTES) for run in more]
         used.sort()
