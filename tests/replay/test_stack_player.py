@@ -111,3 +111,13 @@ def test_a_host_tier_smaller_than_a_chunk_is_named() -> None:
     ):
         with pytest.raises(ConfigError, match=r"host.capacity = 1024 bytes: a chunk of this trace needs 65536"):
             call()
+
+
+def test_chunks_that_a_load_lost_are_not_counted_as_read() -> None:
+    """A quota may evict chunks behind the front of a hit: the report has the bytes that reach the engine."""
+    trace = trace_of([list(range(3 * i)) for i in range(1, 60)])
+    player = StackPlayer(stack_of(20, 150, tenant_quota=30 * FRAME_BYTES), load_plugins(), CHUNK_BYTES, 177)
+    hits = sum(sum(player.play(number, request).values()) for number, request in enumerate(trace.requests()))
+    assert player.core.counters.tokens_given_up
+    assert player.traffic[0].read.total() == hits
+    player.core.scheduler.validate()

@@ -31,7 +31,7 @@ from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, ScheduledRequ
 from tierkv.types.geometry import Geometry
 from tierkv.types.hints import params_of
 from tierkv.types.keys import split_key
-from tierkv.types.transfers import WorkerOutput
+from tierkv.types.transfers import VOID_SLOT, WorkerOutput
 
 STEP_CHUNKS = 64
 """Chunks computed in one engine step."""
@@ -182,7 +182,7 @@ class StackPlayer:
         meta = scheduler.build_connector_meta(step)
         self._submit()
         for job in meta.loads:
-            self._host.read[self._minute] += len(job.keys)
+            self._host.read[self._minute] += len(job.slots) - job.slots.count(VOID_SLOT)
         for job in meta.stores:
             self._host.written[self._minute] += len(job.keys)
         jobs = [job.job_id for job in (*meta.loads, *meta.stores)]
