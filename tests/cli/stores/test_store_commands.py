@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,7 +95,9 @@ def test_ls_shows_each_namespace_by_its_model(run: Run, stack: Path) -> None:
         "namespaces": 2, "namespaces_by_tier": {"disk": 2, "objects": 1}, "chunks": 19, "frame_bytes": 19 * FRAME_BYTES,
     }  # fmt: skip
     assert text.stdout.splitlines()[-1].startswith("2 namespaces (2 in disk, 1 in objects), 19 chunks")
-    assert run("ls", stack, "--tier", "objects").stdout.splitlines()[-1].startswith("1 namespace, 10 chunks")
+    objects = run("ls", stack, "--tier", "objects").stdout
+    assert objects.splitlines()[-1].startswith("1 namespace, 10 chunks")
+    assert objects.count("unknown") == 2, "neither the bytes on disk nor the last use are known, and no cell is empty"
 
 
 def test_ls_lists_single_chunks_as_lines(run: Run, stack: Path) -> None:
@@ -123,6 +126,8 @@ def test_inspect_shows_a_chunk_in_each_tier(run: Run, stack: Path, short: bool) 
     found = told(run("inspect", stack, key, "-n", "llama*", "--json"))["chunks"]
     assert {row["tier"] for row in found} == {"disk", "objects"}
     assert all(row["whole"] and row["codec"] == "none" and row["group"] == 0 for row in found)
+    shown = run("inspect", stack, key, "--tier", "objects").stdout
+    assert re.search(r"rank\W+unknown", shown), "an object does not name its place in the prompt"
     absent = run("inspect", stack, "ab" * 36)
     assert absent.exit_code == 1
     assert "no store has a chunk with this key" in absent.output

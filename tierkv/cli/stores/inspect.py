@@ -136,6 +136,7 @@ def _print(row: dict[str, Any]) -> None:
             shown[name] = f"{row[name]:,} ({round_size(row[name])})"
     names = {"stored_at_s": "written"}
     cells = [
-        (names.get(name, name.replace("_", " ")), "" if value is None else str(value)) for name, value in shown.items()
+        (names.get(name, name.replace("_", " ")), "unknown" if value is None else str(value))
+        for name, value in shown.items()
     ]
     print_table(row["short_key"], ("field", "value"), cells)

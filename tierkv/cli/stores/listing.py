@@ -104,7 +104,7 @@ def _row(summary: Summary) -> list[Cell]:
         stored.namespace.fingerprint().hex()[:8],
         f"{summary.chunks:,}" if is_known else Text("unknown", BAD),
         round_size(summary.frame_bytes) if is_known else "",
-        "" if stored.held_bytes is None else round_size(stored.held_bytes),
+        "unknown" if stored.held_bytes is None else round_size(stored.held_bytes),
         ", ".join(summary.codecs),
         times,
         ago(stored.last_used_s),
