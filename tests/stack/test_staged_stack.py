@@ -244,6 +244,34 @@ def test_slots_of_a_reset_wait_for_the_workers(flushed: str, *, is_store: bool) 
         assert bed.ask(chunks) == [MISS, MISS]
 
 
+@pytest.mark.parametrize(
+    ("scope", "why"),
+    [("al", "reset_cache: scope = 'al': give 'host', or 'all'"), ("all", "tier 'disk' is never written")],
+)
+def test_a_refused_reset_changes_nothing(tmp_path: Path, scope: Any, why: str) -> None:
+    """A misspelt scope would empty the host tier alone, and a request would lose the chunks that are held for it."""
+    with opened(tmp_path) as bed:
+        bed.store(keys(3), [1, 2, 3])
+        assert bed.stack.close()
+    disk = {"backend": "disk", "path": str(tmp_path), "capacity": "8MiB", "min_free_bytes": 0, "write": "read_only"}
+    with opened(slots=3, tiers=[disk]) as bed:
+        assert bed.ask_until_known(keys(3)) == [HIT] * 3
+        with pytest.raises(EngineProtocolError, match=why):
+            bed.stack.reset_cache(scope)
+        granted = bed.stack.prepare_store("writer", [(keys(1, "b")[0], TOKENS)])
+        assert granted is None or not granted.transfer.keys, "the reader's chunks are held"
+        bed.load(keys(3), [9, 8, 7])
+
+
+def test_a_worker_is_closed_at_the_end_of_its_block() -> None:
+    """An engine may use it as a context manager: the memory that all workers share is released with it."""
+    with opened() as bed:
+        with open_worker(bed.stack.worker_setup(0)) as worker:
+            worker.register_kv_caches([[np.zeros((BLOCKS, PAGE), np.uint8)]])
+        with pytest.raises(ValueError, match="the arena is closed"):
+            worker._arena.payload(0)
+
+
 def test_late_reports_after_a_reset_change_nothing() -> None:
     """A chunk is stored again after the reset while its old job still runs: the report of one job must not end the
     other.

@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from typing import get_args
 
 from tierkv.dispatch.threads.spawn import OneShot, start_thread
 from tierkv.errors import EngineProtocolError
@@ -303,3 +304,13 @@ def bounded_seconds(call: str, timeout_s: object) -> float:
         return min(timeout_s, WAIT_MAX_S)
     given = f"{call}: timeout_s = {timeout_s!r:.80}"
     raise EngineProtocolError(f"{given}: give a finite number of seconds, such as 3600; a tier may hang for ever")
+
+
+def check_scope(scope: object) -> None:
+    """Refuse a scope of a reset that there is not: a misspelt one would empty the host tier alone.
+
+    Raises:
+        EngineProtocolError: it is neither "host" nor "all".
+    """
+    if scope not in get_args(ResetScope):
+        raise EngineProtocolError(f"reset_cache: scope = {scope!r}: give 'host', or 'all' for every tier")

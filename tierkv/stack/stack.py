@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
 from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.requests.record import keys_of
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.stack.core import StackCore
+from tierkv.stack.core import StackCore, check_scope
 from tierkv.stack.journal import StepJournal
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
@@ -280,8 +280,7 @@ class Stack:
             EngineProtocolError: inside a step; another scope; "all", where a tier is shared or read-only. Nothing has
                 changed.
         """
-        if scope not in get_args(ResetScope):
-            raise EngineProtocolError(f"reset_cache: scope = {scope!r}: give 'host', or 'all' for every tier")
+        check_scope(scope)
         self._journal.reset_began()
         self._scheduler.reset_cache(scope)
         self._core.cache_was_reset(scope)

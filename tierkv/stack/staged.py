@@ -20,7 +20,7 @@ from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
-from tierkv.stack.core import StackCore, bounded_seconds
+from tierkv.stack.core import StackCore, bounded_seconds, check_scope
 from tierkv.stack.journal import NoJournal
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
@@ -310,8 +310,9 @@ class StagedStack:
         longer reports these transfers.
 
         Raises:
-            EngineProtocolError: "all", where a tier is shared or read-only: nothing has changed.
+            EngineProtocolError: another scope; "all", where a tier is shared or read-only. Nothing has changed.
         """
+        check_scope(scope)
         self._manager.check_reset(scope)
         self._take_ended_stores()
         self._lookups.reset()
