@@ -142,13 +142,14 @@ def run(settings: Settings) -> Iterator[Row]:
         yield _share(
             f"{what}, {RUNNING_MAX} running for {roomy.output_tokens * STEP_S:.1f} s each", roomy, serve(roomy)
         )
-        yield from _weighed(settings.pick(120, 6), settings.pick(60, 8))
+        yield from _weighed(settings)
         yield from _pauses(settings.pick(500, 8))
         yield from _beside_long_prompts(settings)
 
 
-def _weighed(prompts: int, chunks: int) -> Iterator[Row]:
-    """Rows of a burst in an engine that states its prefill rate, over a host tier for all prompts."""
+def _weighed(settings: Settings) -> Iterator[Row]:
+    """Rows of a burst in an engine that states its prefill rate, over a host tier for all prompts or for a part."""
+    prompts, chunks = settings.pick((120, 60), (6, 8))
     rate, slots = PREFILL_TOKENS_PER_S, 2 * prompts * chunks
     load = Load(prompts, chunks, slots, running_max=64, prefill_tokens_per_s=rate, known_prompts=KNOWN_PROMPTS)
     what = f"{prompts} prompts of {chunks} chunks over {load.slots} slots, prefill rate stated"
@@ -160,24 +161,34 @@ def _weighed(prompts: int, chunks: int) -> Iterator[Row]:
         for known in (KNOWN_PROMPTS, 0)
     }
     cases |= {f"{name}, {chunks} slots": replace(case, slots=chunks) for name, case in list(cases.items())[-1:]}
-    cases |= {
-        f"tier that becomes {times} times slower after {TURN_S:g} s": replace(load, slower=times) for times in SLOWER
-    }
+    slower = {f"tier that becomes {times} times slower after {TURN_S:g} s": times for times in SLOWER}
+    cases |= {name: replace(load, slower=times) for name, times in slower.items()}
     for name, case in cases.items():
-        outcome = serve(case)
-        progress(f"overload: {name}, {outcome.completion_s:.1f} s simulated")
-        yield Row(
-            f"completion of the same, {name}",
-            "s, simulated",
-            outcome.completion_s,
-            "an engine that only computes",
-            computed.completion_s,
-            target=Target("ratio", "<=", 1.1),
-            extra={
-                "chunks loaded per chunk in the tier": outcome.loaded_chunks / load.total,
-                "chunks read per chunk loaded": outcome.read_per_loaded,
-            },
-        )
+        yield _beside_computing(f"completion of the same, {name}", case, computed)
+    long_prompts, long_chunks, slots = settings.pick((8, 2_000, 512), (1, 64, 16))
+    long = replace(load, prompts=long_prompts, chunks=long_chunks, slots=slots)
+    computed = serve(replace(long, is_stored=False))
+    for name, times in slower.items():
+        what = f"{long.prompts} prompts of {long.chunks:,} chunks over {long.slots} slots, {name}"
+        yield _beside_computing(what, replace(long, slower=times), computed)
+
+
+def _beside_computing(what: str, load: Load, computed: Outcome) -> Row:
+    """Row of the completion of a load, beside that of an engine that only computes."""
+    outcome = serve(load)
+    progress(f"overload: {what}, {outcome.completion_s:.1f} s simulated")
+    return Row(
+        what,
+        "s, simulated",
+        outcome.completion_s,
+        "an engine that only computes",
+        computed.completion_s,
+        target=Target("ratio", "<=", 1.1),
+        extra={
+            "chunks loaded per chunk in the tier": outcome.loaded_chunks / load.total,
+            "chunks read per chunk loaded": outcome.read_per_loaded,
+        },
+    )
 
 
 def _pauses(chunks: int) -> Iterator[Row]:

@@ -7,6 +7,7 @@ and asks about none of them while it is full. Each request generates some tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest
@@ -38,6 +39,11 @@ class Served:
     """Time from the begin of serving until it ran."""
     is_known: bool = False
     """Whether the core has been given its table."""
+
+    def give_up(self, invalid: AbstractSet[int]) -> None:
+        """Compute what follows the first of these blocks, which was not loaded."""
+        numbers = (number for number, block in enumerate(self.blocks) if block.block_id in invalid)
+        self.computed = self.loaded = min(self.loaded, BLOCK_TOKENS * next(numbers, len(self.blocks)))
 
     @property
     def end(self) -> int:
@@ -107,10 +113,10 @@ class QueueEngine:
             if tokens:
                 entries.append((served, self._entry(served, tokens)))
         report = self.clocked.end_step(StepOutput(tuple(entry for _, entry in entries)), self._advance(entries))
-        if report.invalid_block_ids:
-            raise RuntimeError(f"blocks {sorted(report.invalid_block_ids)} could not be loaded, though no tier fails")
         for request_id in report.finished & self._loading.keys():
-            self._run(self._loading.pop(request_id))
+            served = self._loading.pop(request_id)
+            served.give_up(report.invalid_block_ids)
+            self._run(served)
         for served in [served for served in self._running if served.computed >= served.end]:
             self._running.remove(served)
             self.clocked.finish(served.request)

@@ -76,7 +76,8 @@ COUNTERS = {
     "policies_failed": "Eviction policies that failed, and are no longer called",
     "observations_failed": "Policies that raised when they observed a request, and observe no more",
     "loads_streamed": "Loads in several jobs, of hits answered before they were read whole, or longer than a job",
-    "loads_given_up": "Streamed loads that ended early: a chunk was lost or late, or the request was aborted",
+    "loads_given_up": "Streamed loads that ended early: a chunk was lost or late, its tier became slower "
+    "than computing, or the request was aborted",
     "tokens_given_up": "Tokens that were not loaded because a streamed load ended early",
     "entries_dropped": "Entries missing from the record of the stack, because the disk was too slow or failed",
 }

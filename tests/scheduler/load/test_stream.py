@@ -273,6 +273,24 @@ def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
     assert bed.core.counters.tokens_shortened > 300
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stream_whose_tier_becomes_slower_than_computing_is_cut(shared: bool) -> None:
+    """No chunk is late. What was read is kept, and the rest is computed."""
+    bed = stream_bed(8, tiers=(objects() if shared else disk(write="read_only"),), prefill_tokens_per_s=1000.0)
+    for number in range(READINGS_MIN):
+        arrive(bed, 1, number)
+        finish(bed)
+    bed.tiers.elapsed_s[0] = 0.001
+    arrive(bed, 100, READINGS_MIN)
+    for _ in range(6):
+        turn(bed)
+    bed.tiers.elapsed_s[0] = 5.0
+    finish(bed)
+    assert bed.core.counters.loads_given_up == 1
+    assert 0 < bed.core.counters.tokens_given_up < 400
+    bed.core.manager.validate()
+
+
 @pytest.mark.parametrize(("accepts", "jobs"), [(3, 1), (50, 0)])
 def test_a_part_of_an_offer(accepts: int, jobs: int) -> None:
     """An engine that takes less than was gathered gets one job; with more, the load streams that far."""

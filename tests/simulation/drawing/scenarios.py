@@ -164,6 +164,12 @@ def _scenarios() -> list[Scenario]:
             disk_share=(1.0, 2.0, 5.0), back=0.7, caching=0.1, rot=0.05, lossy=1.0,
         ),
         Scenario(
+            "fading", "Tiers become much slower than computing and recover, and no call is late.", menu=(_T.DEGRADED,),
+            tiers=(("disk",), ("disk", "objects")), paces=(_QUICK,), tail=0.0, host_slots=(16, 40),
+            prompt_share=(0.5, 1.5), gpu_share=(1.5, 3.0), disk_share=(20.0,), families=(8,), healthy_s=1.0,
+            faulty_s=2.0, arrive=0.2, burst_max=8, waiting_max=16, stocked=True, caching=0.2, lazy=0.0,
+        ),
+        Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
             gpu_share=(1.0, 1.2), arrive=0.5, abort=0.3, preempt=0.15, refuses_first=0.3, caching=0.1,
         ),

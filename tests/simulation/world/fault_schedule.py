@@ -17,6 +17,8 @@ class Fault(Enum):
     NONE = "none"
     SLOW = "slow"
     """Everything takes longer, often longer than its deadline."""
+    DEGRADED = "degraded"
+    """Everything takes much longer, and ends before its deadline."""
     HUNG = "hung"
     """No call ends before the spell does."""
     STUCK = "stuck"
@@ -43,6 +45,9 @@ class Fault(Enum):
 
 TAIL_S = (0.1, 1.2)
 """Range of long calls without a fault: a later call may end before. Some exceed their deadline, most do not."""
+
+DEGRADED_S = (0.15, 0.28)
+"""Range of the calls to a tier that is degraded."""
 
 CALM_S = 0.0005
 """Duration of calls when a run comes to rest."""
@@ -105,6 +110,8 @@ class FaultSchedule:
         match self.fault:
             case Fault.HUNG | Fault.STUCK:
                 return math.inf
+            case Fault.DEGRADED:
+                return self.rng.uniform(*DEGRADED_S)
             case Fault.SLOW:
                 return self.rng.uniform(0.1, 4.0)
         if self.rng.random() < self._tail:

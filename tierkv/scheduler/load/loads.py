@@ -184,6 +184,7 @@ class Loads:
 
     def make_due_jobs(self) -> None:
         """Make the jobs that are due."""
+        self._weigh_again()
         for stream in list(self._streams.values()):
             if stream.is_sent:
                 continue
@@ -192,6 +193,18 @@ class Loads:
                 self._send_arrived(stream, passage)
             if not stream.is_sent:
                 self._gather_segment(stream)
+
+    def _weigh_again(self) -> None:
+        """Cut a stream from where its chunks have come to be read slower than computed. One in a step."""
+        choice = self._lookups.choice
+        for stream in self._streams.values():
+            if stream.is_sent or not choice.has_changed(stream.record) or (start := stream.next_token) is None:
+                continue
+            end = choice.end_of_load(stream.record, start, stream.end)
+            if end < stream.end:
+                stream.cut_at_token(end)
+                self._drop_void_chunks(stream)
+            return
 
     def _gather_segment(self, stream: Stream) -> Passage | None:
         """Gather the next segment of a stream. Returns its passage; None: no chunk is pending."""

@@ -43,6 +43,7 @@ class Stream:
         jobs: ids of its jobs in flight.
         failed: chunks that were not loaded.
         stale: the cache was reset since the load began: none of it counts.
+        end: token behind the last one that it loads.
         num_checked: number of pending chunks, from the front, whose blocks were checked: only these may be sent.
     """
 
@@ -57,6 +58,7 @@ class Stream:
         self.failed: set[Key] = set()
         self.stale = False
         self.num_checked = checked_chunks if plan.reads_late else len(plan.keys)
+        self.end = end
         self._chunks = ChunksOfPlan(plan, geometry)
         self._whole_only = geometry.has_windows
         self._tokens = tokens_of_chunks(plan, geometry, start, end)
@@ -180,6 +182,16 @@ class Stream:
             self.cut_short()
         else:
             self._cut(self._first_token({*lost}))
+
+    @property
+    def next_token(self) -> int | None:
+        """First token of the pending chunks, O(pending); None where a cut would not keep what comes before it."""
+        starts = self._chunks.starts
+        return None if self._whole_only or not self._pending else min(starts[i] for i in self._pending)
+
+    def cut_at_token(self, token: int) -> None:
+        """Void the pending chunks that begin at a token or behind it."""
+        self._cut(token)
 
     def cut_short(self) -> None:
         """Void all pending chunks."""

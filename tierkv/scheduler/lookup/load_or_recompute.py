@@ -85,9 +85,22 @@ class LoadOrRecompute:
 
     def is_outdated(self, record: RequestRecord) -> bool:
         """Whether reads were chosen for a request before a speed became known, or became quite another one."""
-        if not (self._limits.weighs_recompute and self._prefill.is_known and record.lookup.found_below):
-            return False
-        return record.lookup.choice_version != self._version
+        return record.lookup.found_below and self.has_changed(record)
+
+    def has_changed(self, record: RequestRecord) -> bool:
+        """Whether a speed became known, or became quite another one, since the latest choice for a request."""
+        weighs = self._limits.weighs_recompute and self._prefill.is_known
+        return weighs and record.lookup.choice_version != self._version
+
+    def end_of_load(self, record: RequestRecord, start: int, end: int) -> int:
+        """Token up to which it still pays to load tokens ``start`` to ``end`` of a request, whose load is under way."""
+        record.lookup.choice_version = self._version
+        rate = self._prefill.tokens_per_s
+        if rate is None:
+            return end
+        reads = self._pending_reads(record, start, end - start)
+        costs = self._costs(self._prefill.expected_for_others(record) / rate, sum(read.num_chunks for read in reads))
+        return start + best_load_tokens(reads, start, end - start, rate, costs)
 
     def choose_hit(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
         """Hit of the search, shortened to the part to load.

@@ -58,7 +58,7 @@ class Lookups:
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
-        self._choice = choice
+        self.choice = choice
         self._loads = loads
         self.share = manager.budget.share()  # makes the keys of questions, and searches
         self._turns = SearchTurns(self.share)
@@ -112,7 +112,7 @@ class Lookups:
         if held is not None and held.failed:  # a step has lost a chunk; a paused search goes on
             lookup.search_anew(self.now_s)
             return False, None
-        if self._choice.is_outdated(record) and not (held and held.ready):  # reads that are wanted still go on
+        if self.choice.is_outdated(record) and not (held and held.ready):  # reads that are wanted still go on
             lookup.forget_found()
             return False, None
         fits = len(lookup.gathered) <= passages.hold_chunks_max  # shrinks while a load streams
@@ -138,7 +138,7 @@ class Lookups:
         for _ in range(2):
             lookup.begin_search(self._manager.budget.step)
             search = partial(self._search, record, computed_tokens, late=late)
-            hit = self._choice.choose_hit(record, computed_tokens, search)
+            hit = self.choice.choose_hit(record, computed_tokens, search)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
