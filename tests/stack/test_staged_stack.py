@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.errors import ConfigError, EngineProtocolError, InvariantError
 from tierkv.stack.opening import open_staged_stack
 from tierkv.stack.remote_worker import open_worker
 from tierkv.stack.staged import StagedStack
@@ -270,6 +270,18 @@ def test_a_worker_is_closed_at_the_end_of_its_block() -> None:
             worker.register_kv_caches([[np.zeros((BLOCKS, PAGE), np.uint8)]])
         with pytest.raises(ValueError, match="the arena is closed"):
             worker._arena.payload(0)
+
+
+def test_invariants_of_lookups_are_checked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TIERKV_VALIDATE=1 is for reports of bugs: chunks that are held for ever must show there."""
+    monkeypatch.setenv("TIERKV_VALIDATE", "1")
+    with opened() as bed:
+        bed.store(keys(2), [1, 2])
+        assert bed.ask(keys(2)) == [HIT, HIT]
+        requests, bed.stack._lookups._open = bed.stack._lookups._open, {}
+        with pytest.raises(InvariantError, match="request 'reader' holds chunks without an open lookup"):
+            bed.stack.end_step()
+        bed.stack._lookups._open = requests
 
 
 def test_late_reports_after_a_reset_change_nothing() -> None:
