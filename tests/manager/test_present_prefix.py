@@ -10,10 +10,11 @@ import pytest
 from calls import calls_of
 from core_parts import DISK, Core, disk, make_core, objects
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.policies.lru import LruPolicy
 from tierkv.structures.key_table import KeyDirectory, KeyTable
+from tierkv.types.cache_events import HOST
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult

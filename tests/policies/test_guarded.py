@@ -9,7 +9,7 @@ from core_parts import DISK, FRAME_BYTES
 from panics import Panic
 
 from tierkv.abc import AdmissionPolicy, RequestAwarePolicy
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
@@ -17,6 +17,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.guarded import GuardedPolicy
 from tierkv.policies.lru import LruPolicy
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.observation import RequestObservation

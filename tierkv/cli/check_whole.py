@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tierkv.abc import CheckResult
 from tierkv.config import ChunkConfig, HostConfig, ResolvedTier, StackConfig, TierConfig
-from tierkv.manager.contract import HOST
 from tierkv.memory.available import usable_bytes
+from tierkv.types.cache_events import HOST
 from tierkv.types.sizes import round_size
 
 MEMORY_SHARE_MAX = 0.8

@@ -9,9 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tierkv.config.units import parse_size
-
-HOST_TIER = "host"
-"""Name of the host tier in events, metrics and messages. No other tier may have it."""
+from tierkv.types.cache_events import HOST
 
 OWN_TRACER = "program"
 """Value of ``record.spans`` that selects the tracer provider which the program has set."""
@@ -23,8 +21,8 @@ _DAY_S = 86_400.0
 def _check_tier_name(name: str) -> str:
     if not _TIER_NAME.fullmatch(name):
         raise ValueError("must be at most 32 lower-case letters, digits, - and _, a letter first")
-    if name == HOST_TIER:
-        raise ValueError(f"{HOST_TIER!r} is the name of the host tier; choose another")
+    if name == HOST:
+        raise ValueError(f"{HOST!r} is the name of the host tier; choose another")
     return name
 
 

@@ -14,9 +14,6 @@ from tierkv.types.transfers import SlotRef
 ResetScope = Literal["host", "all"]
 """Tiers that a reset empties: the host tier, or every tier."""
 
-HOST = "host"
-"""Name of the host tier in events and accounts."""
-
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:

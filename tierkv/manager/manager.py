@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
+from tierkv.manager.contract import LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkEvent
 from tierkv.manager.host.host_tier import HostTier
@@ -24,7 +24,7 @@ from tierkv.manager.step_state import StepState
 from tierkv.manager.touches import Touches
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.request_feed import RequestFeed
-from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.observation import RequestObservation

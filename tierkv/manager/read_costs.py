@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.read_speed import ReadTimes
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.tier_io import TierIO
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from tierkv.metrics.definitions import OF_EVERY_TIER, OF_LOWER_TIERS
-
-HOST = "host"
-"""Label of the host tier."""
+from tierkv.types.cache_events import HOST
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tierkv.config.resolving import ResolvedStack, ResolvedTier
 from tierkv.errors import ConfigError
-from tierkv.manager.contract import HOST
+from tierkv.types.cache_events import HOST
 
 ENGINE = "engine"
 """Name of the price of an engine."""

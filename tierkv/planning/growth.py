@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tierkv.config.resolving import ResolvedStack, resolve
-from tierkv.manager.contract import HOST
 from tierkv.plugins.registry import PluginRegistry
+from tierkv.types.cache_events import HOST
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tierkv.config.resolving import ResolvedStack
-from tierkv.manager.contract import HOST
 from tierkv.planning.assumptions import BUSY_MAX, BUSY_WINDOW_S, ENGINE, GIB, Assumptions
 from tierkv.planning.growth import Growth, grown_stacks
 from tierkv.planning.prompts import prompt_tokens
@@ -22,6 +21,7 @@ from tierkv.replay.stack_distances import NEVER, Ints, StackDistances, stack_dis
 from tierkv.replay.stack_player import PlayedStack, play_stack
 from tierkv.replay.tenants import tenant_hits, worst_tenant
 from tierkv.replay.trace import Trace
+from tierkv.types.cache_events import HOST
 
 LEFT_OUT = (
     "The engine's own GPU cache. Hits there never reach the tiers, so the host tier will find less than stated.",

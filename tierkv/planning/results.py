@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tierkv.manager.contract import HOST
 from tierkv.planning.assumptions import Assumptions
 from tierkv.planning.growth import Growth
 from tierkv.planning.traffic import Moved
 from tierkv.replay.tenants import TenantHits
+from tierkv.types.cache_events import HOST
 
 SPAN_S_MIN = 1.0
 """Shortest time that a trace counts as, so that rates are finite."""

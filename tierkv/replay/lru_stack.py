@@ -15,11 +15,11 @@ from tierkv.config.schema import HostConfig
 from tierkv.config.tier_schema import TierConfig
 from tierkv.errors import ConfigError
 from tierkv.frames.frame import frame_bytes
-from tierkv.manager.contract import HOST
 from tierkv.replay.instant_tiers import TierTraffic
 from tierkv.replay.stack_distances import NEVER, Ints, StackDistances
 from tierkv.replay.stack_player import MINUTE_S, PlayedStack
 from tierkv.replay.trace import Trace
+from tierkv.types.cache_events import HOST
 
 UNBOUNDED = NEVER - 1
 """Size of a tier without a capacity."""

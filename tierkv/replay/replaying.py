@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy
 from tierkv.replay.trace import TraceRequest
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 from tierkv.types.observation import RequestObservation, RequestPhase
 
@@ -106,4 +107,4 @@ def replay(requests: Iterable[TraceRequest], policy: EvictionPolicy, capacity: i
 def observation_of(number: int, request: TraceRequest, found: int, phase: RequestPhase) -> RequestObservation:
     """Observation of a request of a trace."""
     new = len(request.keys) - found
-    return RequestObservation(str(number), phase, request.at_s, (request.keys,), (0,), (new,), {"host": found})
+    return RequestObservation(str(number), phase, request.at_s, (request.keys,), (0,), (new,), {HOST: found})

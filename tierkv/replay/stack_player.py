@@ -17,7 +17,6 @@ import numpy.typing as npt
 from tierkv.config.resolving import ResolvedStack
 from tierkv.errors import ConfigError, InvariantError
 from tierkv.frames.frame import frame_bytes
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins.registry import PluginRegistry
@@ -27,6 +26,7 @@ from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.wiring import WiredCore, wire_core
 from tierkv.stack.tier_factory import TierTables, share_host_slots
 from tierkv.structures.key_table import KeyDirectory
+from tierkv.types.cache_events import HOST
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.hints import params_of

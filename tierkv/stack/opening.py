@@ -46,6 +46,7 @@ from tierkv.stack.wiring import (
     plan_stack,
     reserved_chunks_max,
 )
+from tierkv.types.cache_events import HOST
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -313,7 +314,7 @@ def _recorder(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence
         return None
     head = {
         "is": "record", "step": 0, "t": 0, "version": VERSION, "model": plan.namespace.model, "pid": os.getpid(),
-        "opened": now_as_text(), "tiers": ["host", *tier_names],
+        "opened": now_as_text(), "tiers": [HOST, *tier_names],
         "chunk_tokens": plan.geometry.groups[plan.geometry.lookup_order[0]].chunk_tokens,
         "chunk_bytes": sum(group.payload_bytes for group in plan.geometry.groups),
     }  # fmt: skip

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.contract import HOST, RequestContext, ResetScope
+from tierkv.manager.contract import RequestContext, ResetScope
 from tierkv.metrics.stack_stats import StackStats
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJobs
@@ -28,6 +28,7 @@ from tierkv.stack.views.introspection import StackIntrospection
 from tierkv.stack.views.measurements import StackMetrics
 from tierkv.stack.views.tiers import StackTiers
 from tierkv.stack.wiring import StackWiring
+from tierkv.types.cache_events import HOST
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import GROUP_BYTES, Key
 from tierkv.types.lookup import LookupResult
@@ -326,10 +327,9 @@ class StagedStack:
 
     def _take_orphans(self, *, all_of_them: bool = False) -> None:
         for job, is_store in self._jobs.take_ended_orphans(all_of_them=all_of_them):
-            if is_store:
-                self._manager.complete_store(job.slots)  # its chunks were dropped: this call only frees their slots
-            else:
-                self._manager.complete_load(job.slots)
+            # The chunks of a store were dropped: the call only frees their slots.
+            end = self._manager.complete_store if is_store else self._manager.complete_load
+            end(job.slots)
 
     def describe(self) -> dict[str, str | int]:
         """Return constant facts, by the names in :data:`DESCRIBED`."""

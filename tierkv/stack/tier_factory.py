@@ -33,7 +33,6 @@ from tierkv.frames.recognition import recognise_frame
 from tierkv.frames.sealer import FrameSealer
 from tierkv.logs.definitions import CODEC_NOT_OPENED
 from tierkv.logs.stack_log import StackLog
-from tierkv.manager.contract import HOST
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.counters import CoreCounters
@@ -46,6 +45,7 @@ from tierkv.structures.key_table import KeyDirectory
 from tierkv.tiers.framing import FrameRules
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
+from tierkv.types.cache_events import HOST
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import tenant_of_salt
 from tierkv.types.namespace import Namespace

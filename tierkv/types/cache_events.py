@@ -7,6 +7,9 @@ from enum import Enum
 
 from tierkv.types.keys import Key
 
+HOST = "host"
+"""Name of the host tier in events, accounts, metrics and messages. No other tier may have it."""
+
 
 class CacheEventKind(Enum):
     """Change that an event reports."""
@@ -26,6 +29,6 @@ class CacheEvent:
     kind: CacheEventKind
     """The change."""
     tier: str
-    """Configured name of the tier; "host" for the host tier."""
+    """Configured name of the tier; :data:`HOST` for the host tier."""
     keys: tuple[Key, ...]
     """Keys of the chunks; empty for CLEARED."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tierkv.errors import InvariantError
-from tierkv.manager.contract import HOST
 from tierkv.manager.host import fills as module
 from tierkv.manager.host.fills import Fills
+from tierkv.types.cache_events import HOST
 
 SLOTS = 40
 RUN, SCATTERED = list(range(10, 20)), [3, 1, 30]

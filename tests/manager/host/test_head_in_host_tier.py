@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from core_parts import make_core
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key, make_key
 
 SLOTS, CHUNKS = 26, 40

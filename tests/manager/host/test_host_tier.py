@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tierkv.errors import InvariantError
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.dropping import SLOTS_PER_KEY
@@ -18,6 +17,7 @@ from tierkv.manager.host.slot_table import GENERATIONS, OLD_KEYS
 from tierkv.manager.step_budget import StepBudget
 from tierkv.policies.lru import LruPolicy
 from tierkv.structures.key_table import SHARD_BYTE
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import SlotRef
 

@@ -7,10 +7,10 @@ from calls import CountedKey, calls_of, lookups_of
 from core_parts import Core, disk, make_core, objects
 from edge_moves import put, run
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.moves import retention as module
 from tierkv.manager.step_budget import KEYS_PER_LOOK
-from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEventKind
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_phase import TierPhase
@@ -20,7 +19,7 @@ from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.stack import Stack
 from tierkv.stack.tier_lifecycle import TierChange
-from tierkv.types.cache_events import CacheEvent
+from tierkv.types.cache_events import HOST, CacheEvent
 from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult

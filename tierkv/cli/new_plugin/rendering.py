@@ -11,10 +11,10 @@ from typing import Literal
 
 from tierkv._version import __version__
 from tierkv.abc.plugin import SPI_VERSION
-from tierkv.config.values import HOST_TIER
 from tierkv.errors import ConfigError
 from tierkv.plugins.registry import OWN_BACKENDS
 from tierkv.plugins.validation import NAME_CHARS_MAX
+from tierkv.types.cache_events import HOST
 
 Kind = Literal["local", "remote"]
 
@@ -66,7 +66,7 @@ def check_name(name: str, taken: Mapping[str, str]) -> None:
         )
     if keyword.iskeyword(name):
         raise ConfigError(f"NAME = {name!r}: this is a word of Python; give another name, like '{name}-store'")
-    if name == HOST_TIER:
+    if name == HOST:
         raise ConfigError(f"NAME = {name!r}: a tier is named after its backend, and this is the host tier's name")
     if name in taken or name in OWN_BACKENDS:
         owner = taken.get(name, f"tierkv-{name} of this project")

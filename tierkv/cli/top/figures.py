@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierkv.cli.top.window import Window
-from tierkv.metrics.counters import HOST
 from tierkv.metrics.transfer_stats import LOAD, STORE
+from tierkv.types.cache_events import HOST
 
 SERVES, READ_ONLY, TRIAL, OUT = "serves", "read only", "trial", "OUT"
 

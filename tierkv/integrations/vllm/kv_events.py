@@ -26,9 +26,8 @@ from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, make_offl
 
 from tierkv.config.resolving import ResolvedStack
 from tierkv.config.schema import StackConfig
-from tierkv.config.values import HOST_TIER
 from tierkv.types import block_events as ours
-from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEvent, CacheEventKind
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import split_key
 
@@ -170,7 +169,7 @@ class KVEvents:
             yield AllBlocksCleared()
 
     def _medium_of(self, tier: str) -> dict[str, str | None]:
-        if tier == HOST_TIER:
+        if tier == HOST:
             return {"medium": MEDIUM_CPU}
         return {"medium": MEDIUM_STORAGE, "ownership": tier, "locality": self._localities.get(tier)}
 
@@ -209,13 +208,13 @@ class OffloadingEvents:
         self._announced.add(tier, keys)
         promised = [key for key in keys if self._announced.has(tier, key)]
         if promised:
-            yield self._event(tier, promised, removed=False, removal_expected=tier != HOST_TIER)
+            yield self._event(tier, promised, removed=False, removal_expected=tier != HOST)
         if len(promised) < len(keys):
             kept = set(promised)
             yield self._event(tier, [key for key in keys if key not in kept], removed=False)
 
     def _event(self, tier: str, keys: Iterable[bytes], *, removed: bool, **more: bool) -> OffloadingEvent:
-        is_host = tier == HOST_TIER
+        is_host = tier == HOST
         locality = self._localities.get(tier)
         return OffloadingEvent(
             keys=[make_offload_key(*split_key(key)) for key in keys],

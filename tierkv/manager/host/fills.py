@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from tierkv.errors import InvariantError
-from tierkv.manager.contract import HOST
 from tierkv.structures.columns import column, run_of
+from tierkv.types.cache_events import HOST
 
 _STORED = 1
 _SOURCES_MAX = 1 << 16

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.checks import check_slots
 from tierkv.manager.host.chunk import Evicted, Filled
 from tierkv.manager.host.chunk_state import CODES, FILLING, STATES, TRANSITIONS, ChunkEvent, ChunkState
@@ -29,6 +28,7 @@ from tierkv.manager.host.slot_table import GENERATIONS, SlotTable
 from tierkv.manager.host.waiters import Waiters
 from tierkv.policies.eviction_list import EvictionList
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]

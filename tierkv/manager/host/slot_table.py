@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
 from tierkv.manager.host.fills import Fills
 from tierkv.structures.columns import column, run_of
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, new_shards, shards_len
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 

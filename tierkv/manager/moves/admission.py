@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.chunk_state import ChunkState
@@ -15,7 +15,7 @@ from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.prefix_order import NO_CHUNK
 from tierkv.structures.ranks import ranks_of
-from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEventKind
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
@@ -27,7 +26,7 @@ from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
-from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEventKind
 from tierkv.types.geometry import batches, cdiv
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Filled
 from tierkv.manager.host.chunk_state import ChunkState
@@ -20,7 +20,7 @@ from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
 from tierkv.metrics.counters import CoreCounters
 from tierkv.structures.ranks import by_request, ranks_of
 from tierkv.structures.seen_filter import SeenFilter
-from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEventKind
 from tierkv.types.geometry import cdiv
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key

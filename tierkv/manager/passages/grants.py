@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
@@ -13,6 +12,7 @@ from tierkv.manager.moves.tier_io import TierIO
 from tierkv.manager.passages.passage import NOT_GRANTED, Passage
 from tierkv.manager.passages.slot_account import SlotAccount
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 
 PIECE_CHUNKS = 64

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
 
-from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk_state import CODES, ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.passages.slot_account import SlotUse
 from tierkv.manager.step_state import StepState
+from tierkv.types.cache_events import HOST
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CODES, ChunkState
 from tierkv.manager.host.host_tier import HostTier
@@ -22,6 +22,7 @@ from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
 from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
 from tierkv.metrics.watched import WaitingRequests
+from tierkv.types.cache_events import HOST
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef

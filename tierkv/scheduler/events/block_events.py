@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.contract import HOST
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.step_budget import BudgetShare
 from tierkv.metrics.counters import CoreCounters
@@ -31,7 +30,7 @@ from tierkv.types.block_events import (
     BlockRemoved,
     BlockStored,
 )
-from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.cache_events import HOST, CacheEvent, CacheEventKind
 from tierkv.types.engine import GroupKind, Request
 from tierkv.types.geometry import Geometry, cdiv
 from tierkv.types.keys import Key, split_key

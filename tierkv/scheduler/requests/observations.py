@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tierkv.manager.contract import HOST
 from tierkv.manager.manager import OffloadManager
 from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.types.cache_events import HOST
 from tierkv.types.geometry import cdiv
 from tierkv.types.observation import RequestObservation, RequestPhase
 

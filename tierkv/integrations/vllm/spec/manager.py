@@ -27,11 +27,12 @@ from tierkv.integrations.vllm.refusals import Refusals
 from tierkv.integrations.vllm.resets import reset_stack, weights_since_reset
 from tierkv.integrations.vllm.spec.requests import PLAIN_KEYS, NamedRequests, RequestKeys
 from tierkv.integrations.vllm.spec.shape import config_labels
-from tierkv.manager.contract import HOST, ResetScope
+from tierkv.manager.contract import ResetScope
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.staged import StagedStack, StagedStore
 from tierkv.types import lookup as ours
+from tierkv.types.cache_events import HOST
 from tierkv.types.transfers import StagedTransfer
 
 if TYPE_CHECKING:
