@@ -86,6 +86,29 @@ def test_a_stack_stores_on_living_nodes_for_as_long_as_one_is_dead(cluster: Valk
         assert sum(node.ask("DBSIZE") for node in living) > before
 
 
+def test_a_node_that_leaves_and_returns_is_logged_once_each(
+    cluster: ValkeyCluster, tier: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tier stays in service, so its own lines say nothing: an operator has to learn which server is gone."""
+
+    def lines() -> list[str]:
+        return [line for line in caplog.messages if f"node 127.0.0.1:{dead.port} " in line]
+
+    stored, dead = frames(90), cluster.nodes[1]
+    tier.put(stored)
+    dead.stop()
+    until(lambda: tier.read(list(stored)) and lines(), "line about the dead node")
+    for _ in range(20):
+        tier.read(list(stored))
+    assert len(lines()) == 1
+    assert "does not answer; its chunks are misses" in lines()[0]
+    dead.start()
+    cluster.until_whole()
+    heals(tier, stored)
+    assert len(lines()) == 2
+    assert "answers again, after" in lines()[1]
+
+
 def test_nodes_that_all_die_take_the_tier_out(cluster: ValkeyCluster, tmp_path: Path) -> None:
     """Nothing serves then: requests must not wait for one node after the other."""
     options = ValkeyOptions(url=cluster.url, mode="cluster", timeout_s=0.5)

@@ -92,9 +92,11 @@ class Cluster:
             self._is_stale = True  # slots rarely move alone
         return node
 
-    def note_failure(self, _node: Node) -> None:
+    def note_failure(self, node: Node) -> None:
         """Ask for the owners before the next call: a replica may have taken over."""
         self._is_stale = True
+        if self.others_serve(node):
+            node.note_away()
 
     def others_serve(self, node: Node) -> bool:
         """Whether another owner of slots serves: it has answered since this one began to fail, and does not fail."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from redis import Connection, SSLConnection, exceptions
 
+from tierkv.abc.logs import plugin_logger
 from tierkv_valkey.nodes.wire import Wire, open_wire
 from tierkv_valkey.options import Address, ValkeyOptions
 
@@ -19,6 +20,14 @@ REST_S, REST_S_MAX = 1.0, 4.0
 """Rest after the second call in a row without an answer, and the longest: it doubles with each further one.
 
 After the first there is none. A server that a slow command blocks answers the next try, or the one after it."""
+
+
+AWAY_S = 1.0
+"""Seconds of failed calls after which a node is logged as away. A lost connection, or a restart, is none."""
+AWAY_LINES_S = 60.0
+"""Shortest time between two such lines about one node."""
+
+_log = plugin_logger(__name__)
 
 
 class RestingError(exceptions.TimeoutError):  # type: ignore[misc]  # untyped here
@@ -59,6 +68,9 @@ class Node:
         self.failing_since_s: float | None = None
         """Time of the first failed call since the latest reply; None: the latest call was answered."""
 
+        self._is_away = False
+        self._away_s = -math.inf
+
     @property
     def is_resting(self) -> bool:
         """Whether the node gave no answer a moment ago."""
@@ -94,7 +106,11 @@ class Node:
 
     def answered(self) -> None:
         """End the rest: the node has answered."""
-        self.answered_s, self.failing_since_s = self._clock(), None
+        now_s, since_s = self._clock(), self.failing_since_s
+        self.answered_s, self.failing_since_s = now_s, None
+        if self._is_away and since_s is not None:
+            self._is_away = False
+            _log.warning("node %s answers again, after %.3g s", self, now_s - since_s)
         if self._late:
             with self._lock:
                 self._late, self._rests_until_s = 0, 0.0
@@ -103,6 +119,16 @@ class Node:
         """Note that a call was not answered."""
         if self.failing_since_s is None:
             self.failing_since_s = self._clock()
+
+    def note_away(self) -> None:
+        """Log that the node is away, while others serve: once, and not again within :data:`AWAY_LINES_S`."""
+        with self._lock:
+            now_s, since_s = self._clock(), self.failing_since_s
+            is_short = since_s is None or now_s < since_s + AWAY_S
+            if self._is_away or is_short or now_s < self._away_s + AWAY_LINES_S:
+                return
+            self._is_away, self._away_s = True, now_s
+        _log.warning("node %s does not answer; its chunks are misses, and other nodes serve", self)
 
     def was_late(self, begun_s: float) -> None:
         """The node did not answer in time a call that began at ``begun_s``: begin a rest, unless it is the first.
