@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from fsspec_support import S3Server, get, key, names, open_at, put
 
@@ -17,6 +18,7 @@ from tierkv.testing.engines.hand_engine import Prompt
 from tierkv.testing.engines.small_stack import COOLDOWN_S, TESTED, SmallStack
 from tierkv.testing.frames import make_frame
 from tierkv_fsspec import FsspecOptions
+from tierkv_fsspec.failures import Failure
 from tierkv_fsspec.stores import obstore_store
 
 
@@ -92,9 +94,12 @@ def test_no_object_is_deleted_for_a_page_of_a_proxy(
         assert stack.load_cold(prompt) == 4
 
 
-def test_an_answer_that_the_network_damaged_costs_no_hit(s3: S3Server, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("implementation", ["obstore", "fsspec"])
+def test_an_answer_that_the_network_damaged_costs_no_hit(
+    s3: S3Server, url: str, tmp_path: Path, implementation: str
+) -> None:
     """A bad cable or memory of a switch: the next answer is whole, and so is the object."""
-    options = FsspecOptions(url=url, endpoint_url=s3.endpoint)
+    options = FsspecOptions(url=url, endpoint_url=s3.endpoint, implementation=implementation)
     prompt = Prompt(1)
     left = [2]
 
@@ -111,6 +116,12 @@ def test_an_answer_that_the_network_damaged_costs_no_hit(s3: S3Server, url: str,
             stack.settle()
         assert left[0] < 0, "no answer was damaged"
         assert names(s3, url) == stored
+
+
+def test_a_connection_that_ends_within_an_answer_is_tried_again() -> None:
+    """The library reports it by an exception of its HTTP client, whose type says nothing to the framework."""
+    error = Failure.of(aiohttp.ClientPayloadError("Response payload is not completed")).to_error("cannot", tier="t")
+    assert error.retryable
 
 
 def test_answers_that_are_always_cut_keep_the_tier_out_of_service(s3: S3Server, url: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class FailureKind(Enum):
     DOWN = "no connection"
     BUSY = "it cannot be served now"
     LATE = "no answer in time"
+    DAMAGED = "the answer was damaged on its way"
     FULL = "no space left"
     NO_RANGE = "the object is shorter than the requested range"
     OTHER_REGION = "the bucket is in another region"
@@ -44,6 +45,7 @@ _ERRORS: dict[FailureKind, type[BackendError]] = {
     FailureKind.DOWN: BackendUnavailableError,
     FailureKind.BUSY: BackendUnavailableError,
     FailureKind.LATE: DeadlineExceededError,
+    FailureKind.DAMAGED: BackendUnavailableError,
     FailureKind.FULL: OutOfSpaceError,
 }
 
@@ -61,6 +63,7 @@ FIXES = {
     FailureKind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
     FailureKind.BUSY: "try again later",
     FailureKind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
+    FailureKind.DAMAGED: "check the network, and proxies between this machine and the server",
     FailureKind.FULL: "make room, or raise the quota",
     FailureKind.NO_RANGE: "act on the cause that the message names",
     FailureKind.TAKEN: "act on the cause that the message names",
@@ -127,6 +130,8 @@ _TYPE_NAMES = {
     "FSTimeoutError": FailureKind.LATE,
     "ClientConnectorError": FailureKind.DOWN,
     "ServerDisconnectedError": FailureKind.DOWN,
+    "ClientPayloadError": FailureKind.DOWN,
+    "FlexibleChecksumError": FailureKind.DAMAGED,
     "HTTPClientError": FailureKind.DOWN,
     "FileNotFoundError": FailureKind.ABSENT,
     "AlreadyExistsError": FailureKind.TAKEN,
