@@ -85,6 +85,24 @@ def test_a_damaged_chunk_is_told_by_its_blocks() -> None:
         assert hand.ask(three) == 2 * BLOCK_TOKENS, "the damaged chunk is gone"
 
 
+def test_no_load_is_offered_while_failed_ones_stop_the_engine() -> None:
+    """VLLM reserves the blocks of a prompt whose load failed. If these are all, it takes no offer, and nothing runs."""
+    with ByHand(HOST) as hand:
+        hand.compute(request("one"), FIRST[:1], mark=3)
+        hand.damage(slots=[2])
+        failed, other = request("failed"), request("other")
+        hand.begin_load(failed, SECOND[:1])
+        assert hand.settle().invalid
+        hand.scheduler.on_new_request(other)
+        assert hand.ask(other) == 2 * BLOCK_TOKENS
+        hand.step()  # the offer was not taken, and nothing else was scheduled
+        assert hand.scheduler.get_num_new_matched_tokens(other, 0) == (0, False)
+        hand.step(scheduler_output([(failed, 0, SECOND[:1])]))
+        assert hand.ask(other) >= 2 * BLOCK_TOKENS
+        hand.step()  # no blocks are reserved any more: a full device, which will not stay full
+        assert hand.ask(other) >= 2 * BLOCK_TOKENS
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_damage_of_one_rank_is_everybodys(rank: int) -> None:
     """Each worker checks its own part of a chunk. vLLM must get the failure once, from any worker."""

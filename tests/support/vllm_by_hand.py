@@ -83,6 +83,7 @@ class PlayedRequest:
     num_in_flight_tokens: int = 0
     num_computed_tokens: int = 0
     mm_features: Sequence[Any] = ()
+    prefill_stats: Any = None
     block_hashes: list[bytes] = field(init=False)
 
     def __post_init__(self) -> None:

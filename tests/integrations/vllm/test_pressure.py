@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from vllm_process import EngineProcess, PlainTokens, StartEngine
@@ -50,6 +51,23 @@ def test_aborts_in_the_midst_of_it_hurt_nobody_else(engine: EngineProcess, plain
         kept = [number for number in range(REQUESTS) if number not in aborted]
         assert [tokens_of(answers)[number] for number in kept] == [expected[number] for number in kept]
     assert engine.call("vllm_scenarios:free_blocks") == engine.call("vllm_scenarios:usable_blocks")
+
+
+def test_prompts_whose_loads_failed_are_computed_though_they_reserve_all_blocks(
+    start_engine: StartEngine, plain_tokens: PlainTokens, tmp_path: Path
+) -> None:
+    """VLLM reserves the blocks of each, and begins no load with less than these free. The disk still has the chunks, so
+    loads were offered, none was taken, and the engine answered no request anymore."""
+    asked = prompts("reserved", 4)
+    tiers = [{"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "64MiB"}]
+    stack = {"host": {"capacity": "16MiB"}, "tiers": tiers, "lookup": {"recompute": "off"}}
+    with start_engine(EngineSetup("connector", stack)) as engine:
+        engine.call("vllm_scenarios:serve", prompts=asked)
+        assert engine.call("vllm_scenarios:flush")
+        engine.call("vllm_scenarios:overwrite_host")
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+        assert engine.call("vllm_scenarios:counters")["loads_failed"] >= len(asked) - 1
+    assert tokens_of(again) == plain_tokens("llama", asked, 16)
 
 
 @pytest.fixture(scope="module")

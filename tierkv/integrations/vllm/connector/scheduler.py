@@ -61,6 +61,8 @@ class ConnectorScheduler:
         self._stale_loads: set[str] = set()  # in flight when the cache was reset, or when their request was dropped
         self._failed_loads: set[str] = set()
         self._short_loads: set[str] = set()  # ended, perhaps with refused chunks, and not scheduled since
+        self._offers = 0  # of this step that vLLM has not taken
+        self._is_stalled = False
         self._num_groups = len(stack.geometry.groups)
         self._workers_to_start = stack.geometry.num_workers
         self._sources: dict[str, dict[str, int]] = {}
@@ -94,18 +96,21 @@ class ConnectorScheduler:
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - (the same)
         """Return the number of tokens beyond the engine's own that can be loaded; None: ask again."""
-        if request.request_id not in self._requests or request.skip_reading_prefix_cache:
+        if request.request_id not in self._requests or request.skip_reading_prefix_cache or self._is_stalled:
             return 0, False
         try:
             if num_computed_tokens and request.lora_request is not None:
                 self._adapters.check_own_hit(request.lora_request)
-            return self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
+            answer = self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
         except EngineProtocolError as error:
             self.drop(request.request_id, error)
             return 0, False
+        self._offers += bool(answer[0])
+        return answer
 
     def update_state_after_alloc(self, request: Any, blocks: BlockTables, num_external_tokens: int) -> None:  # noqa: ANN401 - (the same)
         """Start the load of ``num_external_tokens`` tokens, if any, after blocks were allocated."""
+        self._offers -= bool(num_external_tokens)
         if request.request_id not in self._requests:
             return
         before = self._loaded_tokens(request.request_id) if num_external_tokens else {}
@@ -115,6 +120,7 @@ class ConnectorScheduler:
             self.drop(request.request_id, error)
             if num_external_tokens:  # vLLM waits for this load now. The next step reports it as failed.
                 self._failed_loads.add(request.request_id)
+                self._short_loads.add(request.request_id)
             return
         if num_external_tokens:
             self._loading.add(request.request_id)
@@ -147,12 +153,22 @@ class ConnectorScheduler:
         """Build the step's instructions to the workers. To be called exactly once per step, after scheduling."""
         if self._short_loads:
             self._correct_cached_tokens(output.scheduled_new_reqs)
+        self._note_stall(output)
         step = step_output(output, self._num_groups, self._in_flight_tokens, self.stack.advance)
         meta = self._build(step)
         if not (meta.loads or meta.stores or meta.jobs_to_flush or self._workers_to_start or self._failed_loads):
             return NO_INSTRUCTIONS
         failed_loads, self._failed_loads = frozenset(self._failed_loads), set()
         return Instructions(meta, self.stack.worker_setup(0) if self._workers_to_start else None, failed_loads)
+
+    def _note_stall(self, output: Any) -> None:  # noqa: ANN401 - (the same)
+        """Offer no loads in the next step if none can begin.
+
+        vLLM reserves the blocks of a prompt whose load failed until it has computed the prompt, and begins no load with
+        less than these free. If such prompts need all blocks, it would take no offer ever again, and compute none.
+        """
+        idle = bool(self._short_loads) and not output.num_scheduled_tokens and not self._loading
+        self._is_stalled, self._offers = idle and self._offers > 0, 0
 
     def _correct_cached_tokens(self, scheduled: Iterable[Any]) -> None:
         """Take refused tokens off the cached ones that vLLM will report to the client of a request.
@@ -218,6 +234,7 @@ class ConnectorScheduler:
             if reported is not None and request_id in reported:
                 reported.discard(request_id)
                 self._failed_loads.add(request_id)
+                self._short_loads.add(request_id)
 
     # -- the whole cache -----------------------------------------------------------------------------------------------
 
