@@ -29,7 +29,7 @@ def test_short_loads_are_issued_first() -> None:
     put(reads, 0, 8, 200)
     put(reads, 10, 2, 2)
     put(reads, 20, 2, 3)
-    taken = reads.take(4, serves=True)
+    taken = reads.take(4)
     assert slots(taken) == [[10, 11, 20, 21], [0, 1, 2, 3], [4, 5, 6, 7]]
     assert [chunks for _, chunks in taken] == [3, 255, 255]
     assert not reads
@@ -39,24 +39,27 @@ def test_no_more_reads_than_the_queue_takes() -> None:
     """Dispatch would refuse them, and their chunks would be misses: these wait until others have ended."""
     reads = TierReads(3)
     put(reads, 0, 10, 10)
-    taken = reads.take(2, serves=True)
+    taken = reads.take(2)
     assert slots(taken) == [[0, 1], [2, 3], [4, 5]]
     assert len(reads) == 4
-    assert reads.take(2, serves=True) == []
+    assert reads.take(2) == []
     put(reads, 50, 1, 1)
     reads.ended(2 * CHUNK, 15)
-    assert slots(reads.take(2, serves=True)) == [[50]]
+    assert slots(reads.take(2)) == [[50]]
     reads.ended(2 * CHUNK, 15)
     reads.ended(2 * CHUNK, 15)
-    assert slots(reads.take(2, serves=True)) == [[6, 7], [8, 9]]
+    assert slots(reads.take(2)) == [[6, 7], [8, 9]]
     assert reads.speed.promised_bytes == 5 * CHUNK
 
 
-def test_a_tier_out_of_service_gets_all() -> None:
-    """Dispatch refuses them at once, so that no request waits for a tier that is gone."""
+def test_a_tier_out_of_service_gets_all_in_a_few_steps() -> None:
+    """Dispatch refuses them at once, so that no request waits for a tier that is gone: a step's keys in each step."""
     reads = TierReads(1)
-    put(reads, 0, 6, 6)
-    assert len(reads.take(2, serves=False)) == 3
+    put(reads, 0, 8, 8)
+    put(reads, 10, 2, 2)
+    assert slots(reads.take(2, refused_max=5)) == [[10, 11], [0, 1]]
+    assert slots(reads.take(2, refused_max=5)) == [[2, 3], [4, 5]]
+    assert slots(reads.take(2, refused_max=1)) == [[6, 7]]
     assert not reads
 
 

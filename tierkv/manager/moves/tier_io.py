@@ -330,9 +330,10 @@ class TierIO:
         """Reads and probes that are due in a tier."""
         reads = self.reads[tier.index]
         keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(reads)), self._op_keys_max)
+        refused_max = None if tier.phase.usable else self._step.budget.keys_max
         ops = [
             self.in_flight.issue(tier, Verb.READ, slots=wanted, load_chunks=chunks)
-            for slots, chunks in reads.take(keys_max, serves=tier.phase.usable)
+            for slots, chunks in reads.take(keys_max, refused_max=refused_max)
             if (wanted := self._still_wanted(tier, slots, chunks))
         ]
         for probe in tier.probes.take(self._share.left) if tier.probes else ():

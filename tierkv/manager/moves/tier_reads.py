@@ -41,14 +41,15 @@ class TierReads:
         self._waiting.setdefault(size, []).extend(slots)
         self.speed.promised(num_bytes, size, now)
 
-    def take(self, keys_max: int, *, serves: bool) -> list[tuple[Sequence[int], int]]:
+    def take(self, keys_max: int, *, refused_max: int | None = None) -> list[tuple[Sequence[int], int]]:
         """Take the slots of the reads to issue now, of ``keys_max`` keys at most, each with the chunks of its loads.
 
-        serves: whether the tier is in service. If not, dispatch refuses all reads, so none waits.
+        refused_max: keys of a tier out of service, whose reads dispatch refuses at once, so that none waits for room;
+            None: the tier is in service.
         """
         reads: list[tuple[Sequence[int], int]] = []
+        room = self._ops_max - self._in_flight if refused_max is None else max(1, refused_max // keys_max)
         for size in sorted(self._waiting):
-            room = self._ops_max - self._in_flight if serves else len(self)
             if room <= 0:
                 break
             slots = self._waiting.pop(size)
@@ -57,6 +58,7 @@ class TierReads:
             self._in_flight += min(room, len(shares))
             if len(shares) > room:
                 self._waiting[size] = [slot for share in shares[room:] for slot in share]
+            room -= len(shares)
         return reads
 
     def ended(self, num_bytes: int, load_chunks: int, *, whole: bool = True) -> None:
