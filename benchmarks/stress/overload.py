@@ -210,11 +210,21 @@ def _beside_long_prompts(settings: Settings) -> Iterator[Row]:
     load = Load(count + num_long, chunks, 2 * (count * chunks + num_long * long_chunks), running_max=1_000)
     short = [random_hashes(chunks, seed=1 + number) for number in range(count)]
     long = [random_hashes(long_chunks, seed=1 + count + number) for number in range(num_long)]
+    what = f"{count} prompts of {chunks} chunks behind {num_long} of {long_chunks:,}"
+    yield from _rows_of_waits(load, long, short, what)
+    shared = chunks // 2
+    short = [long[number % num_long][:shared] + prompt[shared:] for number, prompt in enumerate(short)]
+    what = f"{count} prompts of {chunks} chunks, {shared} of them the beginning of one of {num_long} of {long_chunks:,}"
+    yield from _rows_of_waits(load, long, short, what)
+
+
+def _rows_of_waits(load: Load, long: list[list[bytes]], short: list[list[bytes]], prompts: str) -> Iterator[Row]:
+    """Rows of the waits of short prompts behind long ones, beside the same prompts alone."""
     alone = _waits(load, [], short)
     waits = _waits(load, long, short)
     for what, share in {"median": 0.5, "longest": 1.0}.items():
         yield Row(
-            f"{count} prompts of {chunks} chunks behind {num_long} of {long_chunks:,}, {what} wait",
+            f"{prompts}, {what} wait",
             "s, simulated",
             _quantile(waits, share),
             "the same prompts alone",
@@ -226,7 +236,7 @@ def _beside_long_prompts(settings: Settings) -> Iterator[Row]:
 def _waits(load: Load, long: list[list[bytes]], short: list[list[bytes]]) -> list[float]:
     """Seconds until each of the short prompts runs, ascending. All of them are in a local tier."""
     keys = [key for prompt in (*long, *short) for key in keys_of(prompt)]
-    tiers = local_tiers(GEOMETRY.payload_bytes_max, [keys])
+    tiers = local_tiers(GEOMETRY.payload_bytes_max, [list(dict.fromkeys(keys))])
     clocked = ClockedCore(GEOMETRY, load.slots, tiers, [load.pace])
     prompts = [prompt_of(f"long-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(long)]
     prompts += [prompt_of(f"short-{number}", prompt, ODD_TOKENS) for number, prompt in enumerate(short)]

@@ -46,8 +46,8 @@ class TierOp:
     """Seconds that its call may take. The time until the call begins counts only while no call of the tier ends."""
     ranks: tuple[int, ...] = ()
     """Of a WRITE to a tier that keeps ranks: place of each chunk in its prompt, 0 if unknown; empty otherwise."""
-    load_chunks: int = 0
-    """Of a READ: chunks that its request lacks, roughly; 0: those of the operation. Short loads go first."""
+    turn_chunks: int = 0
+    """Of a READ: chunks that the tier may read before its turn, roughly, these included; 0: those of the operation."""
 
 
 class OutcomeKind(Enum):

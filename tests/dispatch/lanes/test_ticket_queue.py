@@ -14,9 +14,9 @@ from tierkv.types.tier_ops import TierOp, Verb
 NUMBERS: Iterator[int] = itertools.count()
 
 
-def ticket(verb: Verb = Verb.READ, load_chunks: int = 0, keys: int = 4, submitted_s: float = 0.0) -> Ticket:
-    """A ticket of four keys, of a load of ``load_chunks``."""
-    op = TierOp(next(NUMBERS), 0, verb, tuple(KEYS[:keys]), (), 1e9, load_chunks=load_chunks)
+def ticket(verb: Verb = Verb.READ, turn_chunks: int = 0, keys: int = 4, submitted_s: float = 0.0) -> Ticket:
+    """A ticket of four keys."""
+    op = TierOp(next(NUMBERS), 0, verb, tuple(KEYS[:keys]), (), 1e9, turn_chunks=turn_chunks)
     return Ticket(op, submitted_s)
 
 
@@ -34,7 +34,7 @@ def taken(queue: TicketQueue, count: int) -> list[Ticket]:
 def test_a_short_load_passes_a_long_one() -> None:
     """A prompt of a few chunks waited for all reads of one of eight thousand that had come before it."""
     queue = TicketQueue(100)
-    long, short = [ticket(load_chunks=8191) for _ in range(8)], [ticket(load_chunks=15) for _ in range(2)]
+    long, short = [ticket(turn_chunks=8191) for _ in range(8)], [ticket(turn_chunks=15) for _ in range(2)]
     put(queue, long[:8])
     assert taken(queue, 2) == long[:2]
     put(queue, short)
@@ -44,7 +44,7 @@ def test_a_short_load_passes_a_long_one() -> None:
 def test_equal_loads_keep_their_order() -> None:
     """In a burst of equal prompts the first one is ready soonest if it is read whole before the next one."""
     queue = TicketQueue(100)
-    tickets = [ticket(load_chunks=63) for _ in range(20)]
+    tickets = [ticket(turn_chunks=63) for _ in range(20)]
     put(queue, tickets[:5])
     assert taken(queue, 2) == tickets[:2]
     put(queue, tickets[5:])
@@ -54,11 +54,11 @@ def test_equal_loads_keep_their_order() -> None:
 def test_a_long_load_waits_for_a_bounded_number_of_keys() -> None:
     """Short loads come for ever. The long one is read when the tier has read about as much as it wants itself."""
     queue = TicketQueue(100)
-    long = ticket(load_chunks=255)
+    long = ticket(turn_chunks=255)
     put(queue, [long])
     served = 0
     while True:
-        put(queue, [ticket(load_chunks=3)])
+        put(queue, [ticket(turn_chunks=3)])
         (first,) = taken(queue, 1)
         if first is long:
             break
@@ -90,7 +90,7 @@ def test_the_age_is_that_of_the_oldest() -> None:
     """The first in the order may be the youngest."""
     queue = TicketQueue(10)
     assert queue.age_s(7.0) == 0.0
-    put(queue, [ticket(load_chunks=100, submitted_s=1.0), ticket(load_chunks=1, submitted_s=5.0)])
+    put(queue, [ticket(turn_chunks=100, submitted_s=1.0), ticket(turn_chunks=1, submitted_s=5.0)])
     assert queue.age_s(7.0) == 6.0
     put(queue, [ticket(Verb.WRITE, submitted_s=0.5)])
     assert queue.age_s(7.0) == 6.5
@@ -99,7 +99,7 @@ def test_the_age_is_that_of_the_oldest() -> None:
 def test_threads_take_each_ticket_once() -> None:
     """One thread puts while others take; nothing is lost or given twice."""
     queue, found = TicketQueue(10_000), list[Ticket]()
-    tickets = [ticket(load_chunks=number % 7 * 100) for number in range(3000)]
+    tickets = [ticket(turn_chunks=number % 7 * 100) for number in range(3000)]
     ended = threading.Event()
 
     def take() -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from core_parts import disk, make_core
 
-from tierkv.manager.moves.tier_reads import TierReads
+from tierkv.manager.lower.read_speed import READINGS_MIN, magnitude
+from tierkv.manager.moves.tier_reads import FRONT_CHUNKS, TierReads, turns
 from tierkv.types.keys import make_keys
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -15,7 +16,7 @@ CHUNK = 100
 
 def put(reads: TierReads, first: int, count: int, chunks: int) -> None:
     """Add ``count`` chunks of a load of ``chunks``."""
-    reads.put(range(first, first + count), chunks, count * CHUNK, 0.0)
+    reads.put(range(first, first + count), magnitude(chunks), count * CHUNK, 0.0)
 
 
 def slots(taken: list[tuple[object, int]]) -> list[list[int]]:
@@ -72,12 +73,36 @@ def test_a_read_says_how_much_its_request_lacks() -> None:
     passages.account.chunks_max = 30
     passages.reserve("long", tuple(long))
     (first, *_) = core.manager.take_ops()
-    assert first.load_chunks == 63
+    assert first.turn_chunks == 63
     passages.account.chunks_max = 64
     core.begin()
     passages.reserve("short", tuple(short))
     ops = core.manager.take_ops()
-    assert [(op.load_chunks, op.keys[0]) for op in ops[:2]] == [(3, short[0]), (63, long[30])]
+    assert [(op.turn_chunks, op.keys[0]) for op in ops[:2]] == [(3, short[0]), (63, long[30])]
+
+
+def test_the_front_of_a_long_load_does_not_wait_for_its_length() -> None:
+    """Short requests may share it. The rest has the turn of the whole length, so equal loads stay in their order."""
+    assert list(turns(12, 0, 12)) == [(range(12), 4)]
+    assert list(turns(FRONT_CHUNKS, 0, FRONT_CHUNKS)) == [(range(FRONT_CHUNKS), 8)]
+    assert list(turns(8192, 0, 8192)) == [(range(255), 8), (range(255, 8192), 14)]
+    assert list(turns(300, 200, 8192)) == [(range(55), 8), (range(55, 300), 14)], "granted in a later step"
+    assert list(turns(300, 255, 8192)) == [(range(300), 14)]
+
+
+def test_a_request_that_shares_the_beginning_of_a_long_one_waits_for_no_more() -> None:
+    """The beginning of the second long load comes before the rest of the first one."""
+    core = make_core(slots=1024, tiers=[disk(write="read_only")])
+    passages = core.manager.passages
+    passages.account.chunks_max = 1024
+    first, second = (make_keys([bytes([at, i // 256, i % 256]) * 8 for i in range(400)], 0) for at in (1, 2))
+    core.keep_below([*first, *second])
+    for _ in range(READINGS_MIN):
+        core.manager._tier_io.reads[0].speed.measured(CHUNK, 0.001)  # otherwise few are read at once
+    passages.reserve("first", tuple(first))
+    passages.reserve("second", tuple(second))
+    order = [key for op in core.manager.take_ops() for key in op.keys]
+    assert order.index(second[0]) < order.index(first[FRONT_CHUNKS])
 
 
 def test_a_tier_that_leaves_keeps_no_slot() -> None:

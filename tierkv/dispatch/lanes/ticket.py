@@ -158,7 +158,7 @@ class TicketQueue:
             return False
         while self._taken:
             self._keys_taken += self._taken.popleft()
-        due = self._keys_taken + (op.load_chunks or len(op.keys))
+        due = self._keys_taken + (op.turn_chunks or len(op.keys))
         heappush(self._awaited, (due, next(self._numbers), ticket))
         return True
 

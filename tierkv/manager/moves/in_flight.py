@@ -105,9 +105,9 @@ class InFlightOps:
         verb: Verb,
         keys: tuple[Key, ...] = (),
         slots: Sequence[int] = (),
-        load_chunks: int = 0,
+        turn_chunks: int = 0,
     ) -> TierOp:
-        """Issue an instruction. keys: those in ``slots``, if left out; load_chunks: of a read, see :class:`TierOp`."""
+        """Issue an instruction. keys: those in ``slots``, if left out; turn_chunks: of a read, see :class:`TierOp`."""
         self._last_op_id += 1
         op = TierOp(
             self._last_op_id,
@@ -117,7 +117,7 @@ class InFlightOps:
             self._host.slots.refs(slots),
             _timeout_s(tier.limits, verb),
             tier.written_ranks.of(self._host.slots.ranks_of(slots)) if verb is Verb.WRITE else (),
-            load_chunks,
+            turn_chunks,
         )
         pending = self._ops[op.op_id] = OpInFlight(op, self._step.now, slots)
         if verb is Verb.PROBE:
@@ -186,7 +186,7 @@ class InFlightOps:
                 delivered, completion.elapsed_s, is_late=not completion.ended
             )
         if completion.ended:
-            reads.ended(own_bytes, pending.op.load_chunks)
+            reads.ended(own_bytes, pending.op.turn_chunks)
 
     def _announce_late(self, tier: LowerTier, pending: OpInFlight) -> None:
         """End the wait for I/O that missed its deadline and runs on. Its slots stay held."""

@@ -19,7 +19,7 @@ from tierkv.manager.moves.forgetting import Forgetting
 from tierkv.manager.moves.in_flight import InFlightOps
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.retention import Retention
-from tierkv.manager.moves.tier_reads import TierReads
+from tierkv.manager.moves.tier_reads import TierReads, turns
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.manager.moves.write_through import Cascades
@@ -215,11 +215,11 @@ class TierIO:
     # -- host slots ----------------------------------------------------------------------------------------------------
 
     def promote(
-        self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, load_chunks: int = 1
+        self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, lacking: int = 1, ahead: int = 0
     ) -> list[int] | None:
         """Start to read ``keys`` from ``tier`` into the host tier, for a request with these hints.
 
-        load_chunks: chunks that the request lacks, these included.
+        lacking: chunks that the request lacks, these included; ahead: of those, the ones before these on their way.
 
         Returns:
             Their slots, held by the caller in addition to the hold of the I/O; None if there is no room for all.
@@ -233,7 +233,9 @@ class TierIO:
         slots = self.admissions.admit(keys, hints, tier, ranks)
         self._host.pin(slots)
         self._has_reads = True
-        self.reads[tier.index].put(slots, load_chunks, self._sizes.raw(keys), self._step.now)
+        for part, size in turns(len(keys), ahead, lacking):
+            num_bytes = self._sizes.raw(keys[part.start : part.stop])
+            self.reads[tier.index].put(slots[part.start : part.stop], size, num_bytes, self._step.now)
         return slots
 
     def read_ahead(self, keys: Sequence[Key], count: int, hints: RequestHints, since: float) -> dict[Key, str]:
@@ -332,7 +334,7 @@ class TierIO:
         keys_max = min(tier.capabilities.keys_per_read(self._frame_bytes, len(reads)), self._op_keys_max)
         refused_max = None if tier.phase.usable else self._step.budget.keys_max
         ops = [
-            self.in_flight.issue(tier, Verb.READ, slots=wanted, load_chunks=chunks)
+            self.in_flight.issue(tier, Verb.READ, slots=wanted, turn_chunks=chunks)
             for slots, chunks in reads.take(keys_max, refused_max=refused_max)
             if (wanted := self._still_wanted(tier, slots, chunks))
         ]
@@ -341,7 +343,7 @@ class TierIO:
             ops.append(self.in_flight.issue(tier, Verb.PROBE, keys=probe))
         return ops
 
-    def _still_wanted(self, tier: LowerTier, slots: Sequence[int], load_chunks: int) -> Sequence[int]:
+    def _still_wanted(self, tier: LowerTier, slots: Sequence[int], turn_chunks: int) -> Sequence[int]:
         """Those of the slots whose chunks were not dropped while the read waited. Ends it for the others."""
         wanted = self._host.slots.in_state(slots, ChunkState.PROMOTING)
         if len(wanted) == len(slots):  # usual
@@ -349,7 +351,7 @@ class TierIO:
         dropped = [slot for slot in slots if slot not in wanted]
         keys = self._host.slots.keys_of(dropped)
         tier.residency.end_read(keys)
-        self.reads[tier.index].ended(self._sizes.raw(keys), load_chunks, whole=not wanted)
+        self.reads[tier.index].ended(self._sizes.raw(keys), turn_chunks, whole=not wanted)
         self._host.failed(dropped)
         return [slot for slot in slots if slot in wanted]
 

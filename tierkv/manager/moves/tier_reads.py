@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tierkv.manager.lower.read_speed import TierSpeed, magnitude
 from tierkv.types.geometry import batches
 
+FRONT_CHUNKS = 255
+"""Chunks at the front of a long load that are read as those of a load of that length. Other requests may share them."""
+
+
+def turns(count: int, ahead: int, lacking: int) -> Iterator[tuple[range, int]]:
+    """Parts of ``count`` chunks of a load that follow each other, each with the :func:`magnitude` of its turn.
+
+    ahead: chunks of the load before them that are on their way; lacking: chunks that are not there yet, in all.
+    """
+    front = min(count, max(0, FRONT_CHUNKS - ahead)) if lacking > FRONT_CHUNKS else 0
+    if front:
+        yield range(front), magnitude(FRONT_CHUNKS)
+    if front < count:
+        yield range(front, count), magnitude(lacking)
+
 
 class TierReads:
-    """Reads from one tier, those of short loads first.
+    """Reads from one tier, those of short loads, and the fronts of long ones, first.
 
     The manager knows what a request needs, so it decides the order; the queue of dispatch keeps it. Reads that dispatch
     would refuse, because too many wait there, wait here.
@@ -25,7 +40,7 @@ class TierReads:
         """Speed of the reads."""
         self._ops_max = ops_max
         self._in_flight = 0
-        self._waiting: dict[int, list[int]] = {}  # slots by the magnitude of their loads
+        self._waiting: dict[int, list[int]] = {}  # slots by the magnitude of their turn
 
     def __len__(self) -> int:
         """Number of chunks whose reads are not issued."""
@@ -35,14 +50,13 @@ class TierReads:
         """Whether there are such chunks. O(1)."""
         return bool(self._waiting)
 
-    def put(self, slots: Sequence[int], chunks: int, num_bytes: int, now: float) -> None:
-        """Add chunks to be read, ``num_bytes`` in all. chunks: that their request lacks, these included."""
-        size = magnitude(chunks)
+    def put(self, slots: Sequence[int], size: int, num_bytes: int, now: float) -> None:
+        """Add chunks to be read, ``num_bytes`` in all. size: magnitude of their turn."""
         self._waiting.setdefault(size, []).extend(slots)
         self.speed.promised(num_bytes, size, now)
 
     def take(self, keys_max: int, *, refused_max: int | None = None) -> list[tuple[Sequence[int], int]]:
-        """Take the slots of the reads to issue now, of ``keys_max`` keys at most, each with the chunks of its loads.
+        """Take the slots of the reads to issue now, of ``keys_max`` keys at most, each with the chunks of its turn.
 
         refused_max: keys of a tier out of service, whose reads dispatch refuses at once, so that none waits for room;
             None: the tier is in service.
@@ -61,7 +75,7 @@ class TierReads:
             room -= len(shares)
         return reads
 
-    def ended(self, num_bytes: int, load_chunks: int, *, whole: bool = True) -> None:
+    def ended(self, num_bytes: int, turn_chunks: int, *, whole: bool = True) -> None:
         """Remove chunks of a read that was taken: they came, failed, or are not wanted. whole: all that were left."""
         self._in_flight -= whole
-        self.speed.ended(num_bytes, magnitude(load_chunks))
+        self.speed.ended(num_bytes, magnitude(turn_chunks))

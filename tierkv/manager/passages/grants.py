@@ -184,7 +184,7 @@ class SlotGrants:
             if not positions:
                 continue
             keys = [passage.keys[position] for position in positions]
-            slots = self._tier_io.promote(keys, tier, passage.hints, passage.num_lacking)
+            slots = self._tier_io.promote(keys, tier, passage.hints, passage.num_lacking, passage.outstanding)
             if slots is None:
                 refused = passage.lacks_host_slots = True
                 continue
