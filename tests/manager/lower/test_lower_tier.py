@@ -95,6 +95,20 @@ def test_an_unusable_tier_has_nothing() -> None:
 
 
 @pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
+def test_a_tier_that_returns_is_not_suspected_of_its_outage(capabilities: Capabilities) -> None:
+    """Reads that failed with the tier say nothing of its chunks. What a shared tier has answered since stays."""
+    tier = tier_of(capabilities)
+    for key in (A, B):
+        tier.stored([(key, 10)], 0.0)
+        tier.mark_absent(key, 1.0)
+    tier.probed(B, 2.0, present=False)
+    tier.health_changed(usable=False)
+    tier.health_changed(usable=True)
+    assert tier.presence(A, 2.0) is (HIT if capabilities is DISK else RETRY)
+    assert tier.presence(B, 2.0) is MISS
+
+
+@pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
 def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
     """A chunk whose read failed is not read again in every step, and not given up for ever."""
     tier = tier_of(capabilities)

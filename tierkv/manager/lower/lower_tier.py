@@ -160,8 +160,7 @@ class LowerTier:
     def health_changed(self, *, usable: bool) -> None:
         """Dispatch reports whether it can use the tier."""
         self._apply(TierEvent.HEALTH_REGAINED if usable else TierEvent.HEALTH_LOST)
-        if not usable:
-            self.probes.clear()
+        (self.presence_cache.end_doubts if usable else self.probes.clear)()
 
     def reset(self) -> None:
         """Begin to delete every chunk; :meth:`continue_reset` follows in every step."""
@@ -261,8 +260,8 @@ class LowerTier:
         self.presence_cache.put(key, now + ttl, present=present, answered=now)
 
     def mark_absent(self, key: Key, now: float) -> None:
-        """Count ``key`` as absent for a while, because a read of it failed."""
-        self.presence_cache.put(key, now + self.limits.suspect_ttl_s, present=False)
+        """Count ``key`` as absent for a while, as a read of it failed; until the tier returns to service, at most."""
+        self.presence_cache.doubt(key, now + self.limits.suspect_ttl_s)
 
     # -- stored and deleted ------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 
 from tierkv.structures.fifo_index import FifoIndex
 from tierkv.types.keys import Key
@@ -13,6 +14,9 @@ EXPIRED_KEPT_S = 60.0
 
 EXPIRED_PER_STEP_MAX = 64
 """Expired answers discarded per step."""
+
+DOUBTS_MAX = 1024
+"""Doubts that are remembered, the latest ones: the return of a tier ends them in one step."""
 
 
 class PresenceCache:
@@ -29,6 +33,7 @@ class PresenceCache:
         self._until = array("d")
         self._answered = array("d")
         self._present = bytearray()
+        self._doubted: deque[Key] = deque(maxlen=DOUBTS_MAX)
         self.any = False
         """Whether there are answers, expired or not. While False, callers skip the lookup."""
 
@@ -60,6 +65,19 @@ class PresenceCache:
         self._until[row] = until
         self._answered[row] = answered
         self._present[row] = present
+
+    def doubt(self, key: Key, until: float) -> None:
+        """Count a chunk as absent until a time, or until :meth:`end_doubts`, because a read of it failed."""
+        self.put(key, until, present=False)
+        self._doubted.append(key)
+
+    def end_doubts(self) -> None:
+        """Ask again about chunks that are doubted, and were not answered for since."""
+        for key in self._doubted:
+            row = self._order.find(key)
+            if row is not None and not self._present[row] and self._answered[row] == -math.inf:
+                self.forget(key)
+        self._doubted.clear()
 
     def forget(self, key: Key) -> None:
         """Discard the answer about a chunk."""
