@@ -91,7 +91,7 @@ def test_the_front_of_a_long_load_does_not_wait_for_its_length() -> None:
 
 
 def test_a_request_that_shares_the_beginning_of_a_long_one_waits_for_no_more() -> None:
-    """The beginning of the second long load comes before the rest of the first one."""
+    """The beginning of the second long load is read before the rest of the first one."""
     core = make_core(slots=1024, tiers=[disk(write="read_only")])
     passages = core.manager.passages
     passages.account.chunks_max = 1024

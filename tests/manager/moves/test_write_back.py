@@ -7,6 +7,7 @@ from core_parts import FRAME_BYTES, Core, disk, make_core, objects
 from edge_moves import late, load, put, run, writes, written
 
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.moves import write_back
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.types.cache_events import CacheEventKind
@@ -15,6 +16,12 @@ from tierkv.types.tier_ops import OutcomeKind, TierHealth, TierOp, Verb
 
 WHO = RequestContext("a")
 SLOTS, KEPT_FREE = 16, 2
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep an eighth of the slots free, however many a step takes: only ``test_free_slots.py`` has large steps."""
+    monkeypatch.setattr(write_back, "FREE_SHARE_MAX", write_back.FREE_SHARE)
 
 
 def full_core(**tier: object) -> Core:

@@ -345,7 +345,7 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
-@breaks("storm", DURABLE, first=10)
+@breaks("storm", DURABLE, first=47)
 def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     def wants(self: LowerTier, key: Any, now: float) -> bool:
         flags = self.residency.rows.flags_of(key)

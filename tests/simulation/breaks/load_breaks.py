@@ -227,4 +227,4 @@ def a_deadline_counts_the_queue(patch: Patch) -> None:
 def a_full_queue_refuses_reads(patch: Patch) -> None:
     """Reads are issued although no more of them may wait in the queue of their tier."""
     take = TierReads.take
-    patch.setattr(TierReads, "take", lambda self, keys_max, *, serves: take(self, keys_max, serves=False))
+    patch.setattr(TierReads, "take", lambda self, keys_max, **_: take(self, keys_max, refused_max=1 << 20))

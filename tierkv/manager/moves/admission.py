@@ -32,6 +32,8 @@ class Admissions:
         self._retention = write_mask.retention
         self._events = events
         self._counters = counters
+        self.num_admitted = 0
+        """Number of chunks admitted so far."""
 
     @property
     def room(self) -> int:
@@ -169,4 +171,5 @@ class Admissions:
         else:
             slots = self._host.admit(keys, ChunkState.PROMOTING, source.name, ranks)
         self.write_mask.admitted(slots, hints, source)
+        self.num_admitted += len(slots)
         return slots

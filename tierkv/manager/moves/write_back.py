@@ -21,8 +21,35 @@ from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_budget import StepBudget
 from tierkv.types.keys import Key
 
-FREE_SHARE = 1 / 8
-"""Share of the host slots that are free, or becoming free, while there is a write-back tier."""
+FREE_SHARE, FREE_SHARE_MAX = 1 / 8, 1 / 2
+"""Share of the host slots that are free, or becoming free, while there is a write-back tier: at least, and at most.
+
+Between them, as many as one step took lately: otherwise its stores evict chunks that no tier was given.
+"""
+
+
+class LargestStep:
+    """Largest number of slots that one step took, among those that took the latest two to four times all slots.
+
+    Counted in slots, not in steps or seconds: prompts may be few, with many small steps between them.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._span = max(1, 2 * num_slots)
+        self._taken = self._began = 0
+        self._largest = self._before = 0
+
+    def note(self, taken: int) -> None:
+        """Note the number of slots taken so far, at the end of a step."""
+        self._largest = max(self._largest, taken - self._taken)
+        self._taken = taken
+        if taken - self._began >= self._span:
+            self._began, self._before, self._largest = taken, self._largest, 0
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the largest of those steps took."""
+        return max(self._largest, self._before)
 
 
 class Demotions:
@@ -45,7 +72,9 @@ class Demotions:
         self._cascades = cascades
         self._admissions = admissions
         self._room = room
-        self._free_wanted = max(1, int(host.num_slots * FREE_SHARE))
+        self._free_wanted = self._free_min = max(1, int(host.num_slots * FREE_SHARE))
+        self._free_max = max(1, int(host.num_slots * FREE_SHARE_MAX))
+        self._largest_step = LargestStep(host.num_slots)
         self._to_flush = range(0)
         # Slots by number of a tier, each held for a write there: of chunks that it is asked for, by key, and of those
         # for which it has answered.
@@ -53,6 +82,11 @@ class Demotions:
         self._answered: dict[int, list[int]] = {}
         self._chosen = budget.share()
         self._flushed = budget.share()
+
+    def end_step(self) -> None:
+        """Learn how many slots a step may take. Called at the end of each."""
+        self._largest_step.note(self._admissions.num_admitted)
+        self._free_wanted = min(max(self._free_min, self._largest_step.num_slots), self._free_max)
 
     def begin(self, now: float) -> dict[int, list[int]]:
         """Begin as many demotions as needed to have some slots free. Returns the slots to write, by tier."""
