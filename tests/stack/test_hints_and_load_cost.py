@@ -138,10 +138,10 @@ def test_store_hints_reach_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lookup", "expected"), [({}, 0), ({"recompute": "off"}, 32)], ids=["auto", "off"])
 def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
-    tmp_path: Path, lookup: dict[str, Any], expected: int
+    tmp_path: Path, lookup: dict[str, Any], expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine that computes a token in a nanosecond does not load from a disk once its speed is measured; `off` still
-    loads. The first hits are loaded in either case, because the speed is unknown before some reads.
+    loads. One line of the log says so. The first hits are loaded in either case: the speed is unknown before some reads.
     """
     first = range(1, 1 + READINGS_MIN)
     with opened(tmp_path) as stack:
@@ -158,6 +158,8 @@ def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
         assert stack.metrics.prefill_tokens_per_s == 1e9
         assert ask(stack, Asked("b", 0, 2)) == expected
         assert stack.metrics.counters.hits_shortened == (not expected)
+    lines = [record.tier for record in caplog.records if getattr(record, "event", "") == "tier_slow"]
+    assert lines == ([] if expected else ["disk"])
 
 
 def test_a_floor_in_the_file(tmp_path: Path) -> None:

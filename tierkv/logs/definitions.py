@@ -111,6 +111,14 @@ TIER_NOT_WRITABLE = _state(
     advice="Check for a read-only or full file system, or a worn-out device. Writes go on by themselves.",
 )
 TIER_WRITABLE = _state("tier_writable", "tier can be written again", "tier", "seconds_out")
+TIER_SLOW = _state(
+    "tier_slow",
+    "reads of the tier take longer than computing what they bring; such hits are shortened",
+    *("tier", "times"),
+    advice="Expected of a tier that is slower than the engine. Otherwise see `tierkv_tier_read_seconds`, and what else "
+    'uses the storage. `lookup.recompute = "off"` loads every hit all the same.',
+)
+TIER_FAST = _state("tier_fast", "reads of the tier take less than computing again", "tier", "times")
 TIER_FULL = _warning(
     "tier_full",
     "storage of the tier has no room below its capacity",

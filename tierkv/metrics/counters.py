@@ -60,6 +60,8 @@ class CoreCounters:
     deferred_queue_ms: int = 0
     hits_shortened: int = 0
     tokens_shortened: int = 0
+    slowdowns: Counter[str] = field(default_factory=Counter)
+    recoveries: Counter[str] = field(default_factory=Counter)
     policies_failed: Counter[str] = field(default_factory=Counter)
     observations_failed: Counter[str] = field(default_factory=Counter)
     entries_dropped: int = 0

@@ -73,6 +73,8 @@ COUNTERS = {
     "deferred_queue_ms": "Milliseconds for which lookups were deferred while nothing was asked or read for them",
     "hits_shortened": "Hits shortened because loading the rest was expected to take longer than computing it",
     "tokens_shortened": "Tokens cut from shortened hits",
+    "slowdowns": "Times that reads of a tier came to take longer than computing what they bring",
+    "recoveries": "Times that they came to take less again",
     "policies_failed": "Eviction policies that failed, and are no longer called",
     "observations_failed": "Policies that raised when they observed a request, and observe no more",
     "loads_streamed": "Loads in several jobs, of hits answered before they were read whole, or longer than a job",
@@ -222,7 +224,7 @@ OF_EVERY_TIER = frozenset(
 OF_LOWER_TIERS = frozenset(
     {
         *("promotions", "cascades", "cascades_dropped", "demotions", "demotions_dropped", "writes_skipped"),
-        *("reads_failed", "reads_absent", "writes_failed", "probes"),
+        *("reads_failed", "reads_absent", "writes_failed", "probes", "slowdowns", "recoveries"),
     }
 )
 """Counters of scheduler and manager that count by lower tier."""

@@ -16,6 +16,8 @@ from tierkv.logs.definitions import (
     STACK_CLOSED,
     STACK_CLOSED_WITH_LOSS,
     TIER_EVICTS,
+    TIER_FAST,
+    TIER_SLOW,
     WRITES_DROPPED,
     LogEvent,
 )
@@ -34,6 +36,8 @@ WATCHED: dict[str, tuple[LogEvent, str]] = {
     "evictions": (TIER_EVICTS, "chunks"),
     "cascades_dropped": (WRITES_DROPPED, "chunks"),
     "demotions_dropped": (WRITES_DROPPED, "chunks"),
+    "slowdowns": (TIER_SLOW, "times"),
+    "recoveries": (TIER_FAST, "times"),
     "stores_refused": (HOST_FULL, "batches"),
     "policies_failed": (POLICY_FAILED, "failures"),
     "events_dropped": (EVENTS_DROPPED, "chunks"),

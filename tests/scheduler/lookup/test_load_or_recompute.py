@@ -448,6 +448,21 @@ def test_a_tier_that_recovers_is_used_again() -> None:
     assert 1 < reads < 12
 
 
+def test_slowdowns_and_recoveries_are_counted() -> None:
+    """Once each, whatever the number of requests; a speed that is nearly that of computing counts as neither."""
+    core = core_of(disk(write="read_only"))
+    counts = core.counters.slowdowns, core.counters.recoveries
+    for number, (elapsed_s, expected) in enumerate(
+        [(FAST_S, ({}, {})), (SLOW_S, ({"disk": 1}, {})), (FAST_S, ({"disk": 1}, {"disk": 1}))]
+    ):
+        teach(core, elapsed_s, count=30)
+        for one in "abc":
+            request = below(core, 64, chr(ord(one) + 3 * number))
+            core.ask(request)
+            core.scheduler.request_finished(request, [[]])
+        assert counts == expected
+
+
 def test_a_slow_tier_is_not_measured_all_the_time() -> None:
     """A tier that stays slow costs one read in ten seconds, whatever the load."""
     core = core_of(disk(write="read_only"))

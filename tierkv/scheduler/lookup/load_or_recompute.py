@@ -66,14 +66,16 @@ class LoadOrRecompute:
         self._limits = limits
         self._counters = counters
         self._prefill = prefill
+        self._token_bytes = sum(group.payload_bytes / group.chunk_tokens for group in geometry.groups)
         self._left_out: set[int] = set()
+        self._slow: set[int] = set()  # tiers that are slower than computing, as far as was noted
 
     def context_for_reading(self, ctx: RequestContext) -> RequestContext:
         """Context of a request that may not load from tiers which are slower than computing."""
         rate = self._prefill.tokens_per_s
         if rate is None or not self._limits.weighs_recompute:
             return ctx
-        bytes_per_s = rate * sum(group.payload_bytes / group.chunk_tokens for group in self._geometry.groups)
+        bytes_per_s = rate * self._token_bytes
         slow = {index for index, cost in self._costs().items() if cost.s_per_byte * bytes_per_s > 1} | self._left_out
         names = frozenset(tier.name for tier in self._manager.tiers if tier.index in slow)
         return self._manager.read_costs.context_without(ctx, names) if names else ctx
@@ -180,9 +182,21 @@ class LoadOrRecompute:
         for tier, expected in self._manager.read_costs.expected(chunks).items():
             if expected is not None:
                 factor = BENEFIT if tier in self._left_out else 1 / BENEFIT
+                self._note_speed(tier, expected.s_per_byte * self._token_bytes)
                 start_s = expected.latency_s + max(0.0, expected.queue_s / QUEUE_PATIENCE - busy_s)
                 costs[tier] = ReadCost(start_s * factor, expected.s_per_byte * factor)
         return costs
+
+    def _note_speed(self, tier: int, token_s: float) -> None:
+        """Count a tier that became slower than computing, or faster again. token_s: seconds to read a token."""
+        is_slow = tier in self._slow
+        computed = token_s * (self._prefill.tokens_per_s or 0.0)  # tokens computed in that time
+        if computed > BENEFIT and not is_slow:
+            self._slow.add(tier)
+            self._counters.slowdowns[self._manager.tiers[tier].name] += 1
+        elif computed < 1 / BENEFIT and is_slow:
+            self._slow.remove(tier)
+            self._counters.recoveries[self._manager.tiers[tier].name] += 1
 
     def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
         """Reads from lower tiers that a hit needs, in the order of their start: at most one per tier and piece."""
