@@ -21,6 +21,8 @@ class TierTraffic:
     """Chunks read in each minute."""
     written: Counter[int] = field(default_factory=Counter)
     """Chunks written in each minute."""
+    not_written: int = 0
+    """Chunks that were to be written, and were evicted before."""
 
 
 class InstantTiers:

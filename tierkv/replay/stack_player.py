@@ -121,6 +121,9 @@ class StackPlayer:
     @property
     def traffic(self) -> tuple[TierTraffic, ...]:
         """Chunks moved so far, by tier."""
+        counters = self.core.counters
+        for tier in self._tiers.traffic:
+            tier.not_written = counters.cascades_dropped[tier.name] + counters.demotions_dropped[tier.name]
         return (self._host, *self._tiers.traffic)
 
     def play(self, number: int, request: TraceRequest) -> Mapping[str, int]:

@@ -118,6 +118,24 @@ def test_stacks_are_played_and_reported_by_tier(tierkv: Run, trace: Path, tmp_pa
     assert "tenants" in said.stdout
 
 
+def test_chunks_that_no_tier_was_given_are_told(tierkv: Run, trace: Path, tmp_path: Path) -> None:
+    """A prompt longer than the host tier is evicted before it is written back: that explains low hits."""
+    one = json.loads(trace.read_text().splitlines()[0]) | {"hash_ids": list(range(40))}
+    one |= {"input_length": 40 * 512}
+    trace.write_text(json.dumps(one) + "\n", encoding="utf-8")
+    stack = tmp_path / "stack.toml"
+    tier = '[[tiers]]\nbackend = "disk"\npath = "/nowhere"\ncapacity = "2MiB"\nwrite = "back"\n'
+    stack.write_text(f'[host]\ncapacity = "64KiB"\n{tier}', encoding="utf-8")
+    words = ("replay", trace, "--stack", stack, "--chunk-bytes", "4KiB")
+    (played,) = json.loads(tierkv(*words, "--json").stdout)["stacks"]
+    host, disk = played["tiers"]
+    assert host["chunks_not_written"] == 0
+    assert 0 < disk["chunks_not_written"] <= 40 - disk["chunks_written"]
+    page = tmp_path / "page.html"
+    assert "not written" in tierkv(*words, "--html", page).stdout
+    assert "not written" in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

@@ -79,5 +79,5 @@ def _tiers(played: PlayedStack, asked: int, chunk_bytes: int) -> Table:
     for traffic in played.traffic:
         hits, read, written = _hits(played, traffic.name), traffic.read.total(), traffic.written.total()
         moved = [f"{count:,} ({round_size(count * chunk_bytes)})" for count in (read, written)]
-        rows.append([traffic.name, f"{hits:,}", f"{100 * hits / asked:.1f} %", *moved])
-    return Table("Tiers", ("tier", "chunks found", "of those asked for", "read", "written"), rows)
+        rows.append([traffic.name, f"{hits:,}", f"{100 * hits / asked:.1f} %", *moved, f"{traffic.not_written:,}"])
+    return Table("Tiers", ("tier", "chunks found", "of those asked for", "read", "written", "not written"), rows)

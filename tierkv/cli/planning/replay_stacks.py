@@ -78,6 +78,7 @@ def _as_json(trace: Trace, stack: Path, played: PlayedStack, chunk_bytes: int) -
             "hit_percent": _percent(int(hits.sum()), len(trace.chunks)),
             "chunks_read": traffic.read.total(),
             "chunks_written": traffic.written.total(),
+            "chunks_not_written": traffic.not_written,
             "bytes_read": traffic.read.total() * chunk_bytes,
             "bytes_written": traffic.written.total() * chunk_bytes,
         }
@@ -101,12 +102,14 @@ def _print(trace: Trace, stack: Path, played: PlayedStack, chunk_bytes: int) -> 
             f"{_percent(int(hits.sum()), asked):.1f} %",
             _moved(traffic.read.total(), chunk_bytes),
             _moved(traffic.written.total(), chunk_bytes),
+            f"{traffic.not_written:,}",
         ]
         for hits, traffic in zip(played.hits, played.traffic, strict=True)
     ]
     found = int(played.hits.sum())
-    rows.append(["all tiers", f"{found:,}", f"{_percent(found, asked):.1f} %", "", ""])
-    print_table(str(stack), ("tier", "chunks found", "of those asked for", "read", "written"), rows)
+    rows.append(["all tiers", f"{found:,}", f"{_percent(found, asked):.1f} %", "", "", ""])
+    head = ("tier", "chunks found", "of those asked for", "read", "written", "not written")
+    print_table(str(stack), head, rows)
     tenants = tenant_hits(trace, played)
     if [one.name for one in tenants] not in ([], [None]):
         print_table(f"{stack}: tenants", ("tenant", "requests", "found"), map(_tenant_row, tenants[:TENANTS_SHOWN_MAX]))
