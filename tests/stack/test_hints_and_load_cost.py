@@ -141,7 +141,7 @@ def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
     tmp_path: Path, lookup: dict[str, Any], expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine that computes a token in a nanosecond does not load from a disk once its speed is measured; `off` still
-    loads. One line of the log says so. The first hits are loaded in either case: the speed is unknown before some reads.
+    loads. One line of the log says so. The first hits are loaded in either case: no speed is known before some reads.
     """
     first = range(1, 1 + READINGS_MIN)
     with opened(tmp_path) as stack:
