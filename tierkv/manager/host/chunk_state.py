@@ -81,8 +81,7 @@ TRANSITIONS_KEPT = 4096
 class ChunkTransitionLog:
     """Latest transitions of all chunks, in batches: one entry per transition and not per chunk."""
 
-    def __init__(self, transitions_max: int = TRANSITIONS_KEPT) -> None:
-        self._transitions_max = transitions_max
+    def __init__(self) -> None:
         self._batches: deque[tuple[ChunkEvent | None, ChunkState, Sequence[Key]]] = deque()
         self._size = 0
 
@@ -100,7 +99,7 @@ class ChunkTransitionLog:
         batches = self._batches
         batches.append((event, state, keys))
         self._size += len(keys)
-        while self._size - len(batches[0][2]) >= self._transitions_max:
+        while self._size - len(batches[0][2]) >= TRANSITIONS_KEPT:
             self._size -= len(batches.popleft()[2])
 
     def describe(self, key: Key) -> str:

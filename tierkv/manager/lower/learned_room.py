@@ -33,11 +33,6 @@ class LearnedRoom:
         self._full_bytes = -1
         self._full_until_s = 0.0
 
-    @property
-    def is_learned(self) -> bool:
-        """Whether the room is less than the capacity."""
-        return self.bytes != self._capacity_bytes
-
     def refused(self, used_bytes: int, frame_bytes: int, now: float) -> bool:
         """Note that the backend has no room for a frame.
 
