@@ -142,6 +142,8 @@ def test_random_days_reach_every_state(rng: random.Random) -> None:
     unlikely |= {"admissions_refused", "policies_failed", "requests_dropped", "errors_contained"}
     # The bed's host tiers are too small to read ahead, and its tiers rarely deliver nothing for a whole deadline.
     unlikely |= {"chunks_read_ahead", "chunks_read_in_vain", "deadlines_expired"}
+    # Speeds that change by so much are of the simulation, on days of tiers that fade.
+    unlikely |= {"slowdowns", "recoveries"}
     never = {name for name, value in totals.items() if not value} - unlikely
     assert not never
     assert payloads
