@@ -49,3 +49,12 @@ def test_the_largest_step_is_counted_in_slots() -> None:
     for taken in range(13, 50):
         largest.note(taken)
     assert largest.num_slots == 1
+
+
+def test_a_tier_that_is_attached_late_learns_from_single_steps() -> None:
+    """All that was stored before it, over many steps, is not taken for one large step."""
+    core = make_core(slots=SLOTS, tiers=[])
+    fill(core, 0, 200, 1)
+    core.manager.attach(make_core(tiers=[disk(write="back")]).lower[0])
+    fill(core, 1000, 1, 1)
+    assert core.host.free == SLOTS * FREE_SHARE

@@ -160,7 +160,10 @@ class LowerTier:
     def health_changed(self, *, usable: bool) -> None:
         """Dispatch reports whether it can use the tier."""
         self._apply(TierEvent.HEALTH_REGAINED if usable else TierEvent.HEALTH_LOST)
-        (self.presence_cache.end_doubts if usable else self.probes.clear)()
+        if usable:
+            self.presence_cache.end_doubts()
+        else:
+            self.probes.clear()
 
     def reset(self) -> None:
         """Begin to delete every chunk; :meth:`continue_reset` follows in every step."""
@@ -309,10 +312,7 @@ class LowerTier:
             self.residency.end_deletion(key)
 
     def mark_uncertain(self, key: Key, frame_bytes: int) -> None:
-        """Schedule the deletion of a chunk whose write failed; see :meth:`Residency.mark_uncertain`.
-
-        Does nothing for a shared tier: its bytes are not accounted here.
-        """
+        """Schedule the deletion of a chunk whose write failed; not in a shared tier, where no bytes are accounted."""
         if self.capabilities.authoritative_index:
             self.residency.mark_uncertain(key, frame_bytes)
 

@@ -286,8 +286,7 @@ class TierIO:
 
         Work that no request waits for gets what is left of the budget here, at the end of a step.
         """
-        if self._tiers.writes_back:
-            self._demotions.end_step()
+        self._demotions.end_step()
         if self._is_idle():
             return []
         self.cascades.offer_ready(self._step.now)  # first, because shared tiers are asked about chunks

@@ -36,13 +36,14 @@ class LargestStep:
 
     def __init__(self, num_slots: int) -> None:
         self._span = max(1, 2 * num_slots)
-        self._taken = self._began = 0
+        self.taken = self._began = 0
+        """Slots taken so far, when it was noted last."""
         self._largest = self._before = 0
 
     def note(self, taken: int) -> None:
         """Note the number of slots taken so far, at the end of a step."""
-        self._largest = max(self._largest, taken - self._taken)
-        self._taken = taken
+        self._largest = max(self._largest, taken - self.taken)
+        self.taken = taken
         if taken - self._began >= self._span:
             self._began, self._before, self._largest = taken, self._largest, 0
 
@@ -84,7 +85,9 @@ class Demotions:
         self._flushed = budget.share()
 
     def end_step(self) -> None:
-        """Learn how many slots a step may take. Called at the end of each."""
+        """Learn how many slots a step takes, at its end. Also without a write-back tier: one may be attached."""
+        if self._admissions.num_admitted == self._largest_step.taken:
+            return
         self._largest_step.note(self._admissions.num_admitted)
         self._free_wanted = min(max(self._free_min, self._largest_step.num_slots), self._free_max)
 

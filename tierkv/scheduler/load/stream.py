@@ -181,7 +181,7 @@ class Stream:
         if self._whole_only:
             self.cut_short()
         else:
-            self._cut(self._first_token({*lost}))
+            self.cut_at_token(self._first_token({*lost}))
 
     @property
     def next_token(self) -> int | None:
@@ -189,15 +189,12 @@ class Stream:
         starts = self._chunks.starts
         return None if self._whole_only or not self._pending else min(starts[i] for i in self._pending)
 
-    def cut_at_token(self, token: int) -> None:
-        """Void the pending chunks that begin at a token or behind it."""
-        self._cut(token)
-
     def cut_short(self) -> None:
         """Void all pending chunks."""
-        self._cut(0)
+        self.cut_at_token(0)
 
-    def _cut(self, token: int) -> None:
+    def cut_at_token(self, token: int) -> None:
+        """Void the pending chunks that begin at a token or behind it."""
         starts = self._chunks.starts
         self._void += [i for i in self._pending if starts[i] >= token]
         self._pending = [i for i in self._pending if starts[i] < token]

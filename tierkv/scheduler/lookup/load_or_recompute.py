@@ -100,9 +100,17 @@ class LoadOrRecompute:
         rate = self._prefill.tokens_per_s
         if rate is None:
             return end
-        reads = self._pending_reads(record, start, end - start)
-        costs = self._costs(self._prefill.expected_for_others(record) / rate, sum(read.num_chunks for read in reads))
-        return start + best_load_tokens(reads, start, end - start, rate, costs)
+        _, _, load_tokens = self._weigh(record, start, end - start, rate)
+        return start + load_tokens
+
+    def _weigh(
+        self, record: RequestRecord, computed_tokens: int, tokens: int, rate: float
+    ) -> tuple[list[PendingRead], dict[int, ReadCost], int]:
+        """Reads that ``tokens`` behind the computed ones need, what they cost, and how many of the tokens to load."""
+        reads = self._pending_reads(record, computed_tokens, tokens)
+        chunks = sum(read.num_chunks for read in reads)
+        costs = self._costs(self._prefill.expected_for_others(record) / rate, chunks)
+        return reads, costs, best_load_tokens(reads, computed_tokens, tokens, rate, costs)
 
     def choose_hit(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
         """Hit of the search, shortened to the part to load.
@@ -136,12 +144,9 @@ class LoadOrRecompute:
         rate = self._prefill.tokens_per_s
         if rate is None or not hit.tokens:
             return hit
-        reads = self._pending_reads(record, computed_tokens, hit.tokens)
-        chunks = sum(read.num_chunks for read in reads)
-        costs = self._costs(self._prefill.expected_for_others(record) / rate, chunks)
+        reads, costs, load_tokens = self._weigh(record, computed_tokens, hit.tokens, rate)
         if not costs:
             return hit
-        load_tokens = best_load_tokens(reads, computed_tokens, hit.tokens, rate, costs)
         best, best_reads = hit, reads
         if load_tokens < hit.tokens:
             best, best_s = NO_HIT, hit.tokens / rate
@@ -174,7 +179,7 @@ class LoadOrRecompute:
                 yield search(record.hit_end_max, avoided)
 
     def _costs(self, busy_s: float = 0.0, chunks: int = 0) -> dict[int, ReadCost]:
-        """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice.
+        """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice. Counts tiers that became slow.
 
         busy_s: seconds for which the engine computes for others first, while reads proceed; chunks: to be read.
         """
