@@ -21,8 +21,9 @@ the record (`record.event`, `record.tier`), for programs that write records as J
 The first event of each kind is written at once. A kind is an event with its tier and, for failures, its verb. Further
 ones are counted for `log.interval_s`; then one line has their number and the fields of the latest. While a failure goes
 on, its lines become rarer: each interval is twice the previous one, up to {INTERVAL_MAX_S:g} seconds. Of
-changes of service, the first {CHANGES_AT_ONCE} are written as they happen, and the interval stays the same, so the
-last line is the present state. A stack that closes writes what is still counted.
+changes of a state, such as of service, the first {CHANGES_AT_ONCE} are written as they happen. A later one is written
+when it has lasted for `log.interval_s`, so the last line is the present state; only where a state changes all the time,
+lines become rarer. A stack that closes writes what is still counted.
 
 Python shows warnings of a logger that is not configured, and hides information. To see start and stop as well:
 
@@ -34,8 +35,9 @@ logging.getLogger("tierkv").setLevel(logging.INFO)
 ```
 
 Plugins log under the names of their own packages (`tierkv_disk`, `tierkv_lmdb`, `tierkv_fsspec`): what they
-found at start, and what they dropped. These lines have the fields `event=plugin_note` and `tier`, and no limit but the
-plugin's own. An engine's adapter logs as `tierkv.integrations`.
+found at start, and what they dropped. These lines have the event `plugin_note` and the field `tier`. Lines of one tier
+and one format are a kind. Lines of a plugin's own threads have neither a tier nor a limit. An engine's adapter logs as
+`tierkv.integrations`.
 """
 
 HEADS = {
@@ -43,7 +45,7 @@ HEADS = {
     logging.WARNING: "## Warnings\n\nThe engine goes on; hits or bytes are lost, or a tier has changed its state.\n",
     logging.INFO: "## Information\n",
 }
-RATES = {Rate.GROWING: "rarer", Rate.INTERVAL: "interval", Rate.ONCE: "once"}
+RATES = {Rate.GROWING: "rarer", Rate.STATE: "state", Rate.ONCE: "once"}
 
 
 def _row(event: LogEvent) -> str:

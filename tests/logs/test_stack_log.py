@@ -128,16 +128,36 @@ def test_outages_in_a_row_are_written_as_they_happen(
     """The second outage within a minute was logged up to a minute late. A tier that flaps all night stays limited."""
     flap(log, clock, CHANGES_AT_ONCE)
     assert suppressed(caplog) == CHANGES_AT_ONCE * [("tier_out_of_service", 0), ("tier_in_service", 0)]
-    for _ in range(60):
-        flap(log, clock, 30)
+    for _ in range(4 * 3600):  # eight hours
+        flap(log, clock, 1)
         log.report_suppressed()
-    assert len(caplog.records) <= 2 * (CHANGES_AT_ONCE + 61)
-    clock.advance(CHANGES_AT_ONCE * 60.0)
+    assert len(caplog.records) < 50
+    clock.advance(60.0)
     log.report_suppressed()
     caplog.clear()
     clock.advance(CHANGES_AT_ONCE * 60.0)
     flap(log, clock, CHANGES_AT_ONCE)  # quiet meanwhile
     assert len(caplog.records) == 2 * CHANGES_AT_ONCE
+
+
+def test_a_state_that_lasts_is_written_whatever_was_before(
+    log: StackLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tier flaps for hours, so that its lines are rare, and then stays out of service: no line may say otherwise."""
+    for _ in range(3600):
+        flap(log, clock, 1)
+        log.report_suppressed()
+    caplog.clear()
+    log.report(TIER_OUT_OF_SERVICE, tier="disk", reason="gone")
+    for _ in range(61):
+        clock.advance(1.0)
+        log.report_suppressed()
+    assert caplog.records[-1].event == "tier_out_of_service"  # type: ignore[attr-defined]
+    caplog.clear()
+    log.report(TIER_IN_SERVICE, tier="disk", reason="answered")  # an hour later or at once: it is a change
+    clock.advance(60.0)
+    log.report_suppressed()
+    assert [event for event, _ in suppressed(caplog)] == ["tier_in_service"]
 
 
 def test_the_last_line_is_the_present_state(

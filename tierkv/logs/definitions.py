@@ -12,8 +12,9 @@ class Rate(Enum):
 
     GROWING = "growing"
     """The interval, then twice as long each time, up to an hour; the interval again after a quiet one."""
-    INTERVAL = "interval"
-    """The interval on average, after some lines at once: each change of a state counts, and the latest line is it."""
+    STATE = "state"
+    """As GROWING, after some lines at once. A state that has lasted for the interval is written then: the latest line
+    is the present state."""
     ONCE = "once"
     """No second line in the life of a stack."""
 
@@ -36,7 +37,7 @@ class LogEvent:
     """Time to the next line."""
 
 
-def _info(name: str, text: str, *fields: str, advice: str = "", rate: Rate = Rate.INTERVAL) -> LogEvent:
+def _info(name: str, text: str, *fields: str, advice: str = "", rate: Rate = Rate.STATE) -> LogEvent:
     return LogEvent(name, logging.INFO, text, fields, advice, rate)
 
 
@@ -45,7 +46,7 @@ def _warning(name: str, text: str, *fields: str, advice: str) -> LogEvent:
 
 
 def _state(name: str, text: str, *fields: str, advice: str = "") -> LogEvent:
-    return LogEvent(name, logging.WARNING, text, fields, advice, Rate.INTERVAL)
+    return LogEvent(name, logging.WARNING, text, fields, advice, Rate.STATE)
 
 
 # -- start and stop ----------------------------------------------------------------------------------------------------
@@ -225,6 +226,12 @@ EVENTS_DROPPED = _warning(
 )
 EVENTS_UNDESCRIBED = _warning(
     "events_undescribed", "cache events have placeholders", "reason", advice="See the reason."
+)
+PLUGIN_NOTE = _state(
+    "plugin_note",
+    "any text, under the logger of a plugin's package",
+    "tier",
+    advice="The text says what only the plugin knows, such as a directory that was removed.",
 )
 HINT_IGNORED = _warning(
     "hint_ignored", "a hint of a request is ignored", "reason", advice="Correct the client; see the reference of hints."

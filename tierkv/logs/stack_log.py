@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
-from tierkv.logs.definitions import LogEvent, Rate
+from tierkv.logs.definitions import PLUGIN_NOTE, LogEvent, Rate
 
 LOGGER = "tierkv.stack"
 """Name of the logger that receives all lines."""
@@ -23,7 +23,7 @@ INTERVAL_S = 60.0
 """Default of the seconds between two lines of one kind."""
 
 INTERVAL_MAX_S = 3600.0
-"""Longest such time, of a kind that goes on."""
+"""Longest such time, of a kind that goes on. A state that has lasted for one interval is written without it."""
 
 CHANGES_AT_ONCE = 4
 """Lines about changes of a state that are written at once after a quiet time; further ones are limited as others."""
@@ -38,6 +38,9 @@ AGE = "seconds_ago"
 """Field of a line about an event that is not new: its time before the line."""
 
 AGE_MIN_S = 1.0
+
+Write: TypeAlias = Callable[[Mapping[str, object]], None]
+"""Writes a line of a plugin with further fields; on any thread."""
 
 _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]-]+", re.ASCII)
 
@@ -58,13 +61,13 @@ class _Kind:
     """Fields of the latest suppressed event."""
     number: int = 0
     """Number of the latest suppressed event among all."""
-    at_s: float = 0.0
-    """Time of the latest suppressed event."""
+    at_s: float = -math.inf
+    """Time of the latest event."""
 
     @property
     def is_of_state(self) -> bool:
         """Whether its latest line is the present state."""
-        return self.event.rate is Rate.INTERVAL
+        return self.event.rate is Rate.STATE
 
 
 class _Line(NamedTuple):
@@ -111,19 +114,26 @@ class StackLog:
         with self._lock:
             tier = str(fields.get("tier", ""))
             state = self._kind_of(event, tier, kind)
+            if state.is_of_state and now_s >= (quiet_s := state.at_s + self._interval_s):
+                state.next_s = min(state.next_s, quiet_s)  # after a quiet interval, what was before no longer counts
+            state.at_s = now_s
             if now_s < state.next_s:
                 if event.rate is Rate.ONCE:
                     return
                 self._num_suppressed += 1
                 self._number += 1
                 state.suppressed += 1
-                state.fields, state.number, state.at_s = fields, self._number, now_s
+                state.fields, state.number = fields, self._number
                 return
             # An idle engine writes no late lines: the last line would be about an outage whose end is written already.
             earlier = self._begin_lines(self._states_of(tier, state), now_s) if state.is_of_state else []
             suppressed = self._begin_line(state, now_s)
         self._write_all(earlier)
         self._write(event, fields, suppressed)
+
+    def note(self, tier: str, text: str, write: Write) -> None:
+        """Report a line of a plugin. text: its format, which is its kind; write: writes it, with the fields given."""
+        self.report(PLUGIN_NOTE, kind=text, tier=tier, write=write)
 
     def report_suppressed(self, *, all_kinds: bool = False) -> None:
         """Write a line for each kind whose interval is over and that has suppressed events; the latest one's fields.
@@ -139,10 +149,18 @@ class StackLog:
         self._write_all(lines)
 
     def _due(self, now_s: float) -> list[_Kind]:
-        """Return the kinds with a line to write. A tier's states come together: an outage without its end misleads."""
+        """Return the kinds with a line to write.
+
+        A tier's states come together: an outage without its end misleads. They do so as well when the latest has lasted
+        for an interval, so a tier that flaps has few lines, and one that stays out of service has its line in time.
+        """
         held_back = [(tier, state) for (_, tier, _), state in self._kinds.items() if state.suppressed]
-        changed = {tier for tier, state in held_back if state.is_of_state and now_s >= state.next_s}
-        return [state for tier, state in held_back if now_s >= state.next_s or (state.is_of_state and tier in changed)]
+        states = [(tier, state) for tier, state in held_back if state.is_of_state]
+        latest_s: dict[str, float] = {}
+        for tier, state in states:
+            latest_s[tier] = max(latest_s.get(tier, state.at_s), state.at_s)
+        due = {tier for tier, state in states if now_s >= min(state.next_s, latest_s[tier] + self._interval_s)}
+        return [state for tier, state in held_back if (tier in due if state.is_of_state else now_s >= state.next_s)]
 
     def _states_of(self, tier: str, new: _Kind) -> list[_Kind]:
         """Return the other states of a tier with a line to write."""
@@ -172,16 +190,15 @@ class StackLog:
         """Return the number of events that the line replaces."""
         suppressed = state.suppressed
         self._num_suppressed -= suppressed
-        state.suppressed = 0
+        state.suppressed, state.fields = 0, {}
         if state.event.rate is Rate.ONCE:
             state.interval_s = math.inf
-        elif state.event.rate is Rate.GROWING and suppressed:
+        elif suppressed:
             state.interval_s = max(self._interval_s, min(2 * state.interval_s, INTERVAL_MAX_S))
         else:
             state.interval_s = self._interval_s
         spare_s = (CHANGES_AT_ONCE - 1) * state.interval_s if state.is_of_state else 0.0
         state.next_s = max(state.next_s, now_s - spare_s) + state.interval_s
-        state.fields = {}
         return suppressed
 
     def _write_all(self, lines: Iterable[_Line]) -> None:
@@ -189,13 +206,14 @@ class StackLog:
             self._write(line.event, line.fields, line.suppressed)
 
     def _write(self, event: LogEvent, fields: Mapping[str, object], suppressed: int) -> None:
-        if not self._logger.isEnabledFor(event.level):
-            return
         known = {"event": event.name} | {name: fields[name] for name in (*event.fields, AGE) if name in fields}
         known["suppressed"] = suppressed
-        pairs = " ".join(f"{name}={_shown(value)}" for name, value in known.items() if value is not None)
         with contextlib.suppress(Exception):  # a filter or handler of the user may raise; no line is worth the engine
-            self._logger.log(event.level, "%s: %s", event.text, pairs, extra=known)
+            if event is PLUGIN_NOTE:
+                cast("Write", fields["write"])(known)
+            elif self._logger.isEnabledFor(event.level):
+                pairs = " ".join(f"{name}={_shown(value)}" for name, value in known.items() if value is not None)
+                self._logger.log(event.level, "%s: %s", event.text, pairs, extra=known)
 
 
 def _dated(fields: Mapping[str, object], age_s: float) -> Mapping[str, object]:

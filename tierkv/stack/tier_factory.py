@@ -202,7 +202,7 @@ class TierFactory:
             config.capacity,
             partial(recognise_frame, self._sealer.namespace, capabilities.alignment),
         )
-        with lines_of_tier(config.name):
+        with lines_of_tier(config.name, self.log.note):
             backend = open_value(
                 f"backend {tier.backend.name!r}",
                 self._registry.backends[tier.backend.name].origin,

@@ -177,7 +177,7 @@ class Tier:
             return await do[verb](some, refs)
 
         batch = self._keys_per_call.get(verb, self.capabilities.preferred_batch)
-        with lines_of_tier(self.name):
+        with lines_of_tier(self.name, self.log.note):
             return await self._retrier.run(attempt, len(keys), batch, deadline_s, outcomes)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class Tier:
         Raises:
             Exception: any error of the backend.
         """
-        with lines_of_tier(self.name):
+        with lines_of_tier(self.name, self.log.note):
             await self._verbs.close()
 
     def scan_entries(self) -> tuple[list[tuple[Key, int]], Sequence[int]]:
@@ -208,7 +208,7 @@ class Tier:
             BackendError: an entry is invalid.
             Exception: any error of the backend.
         """
-        with lines_of_tier(self.name):
+        with lines_of_tier(self.name, self.log.note):
             return checked_entries(cast("SupportsScan", self.backend).scan(), self.name)
 
     async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:

@@ -135,8 +135,16 @@ def test_pauses_between_attempts_grow(
         disk.put(frames(2))
     lines = [record.message for record in caplog.records if "index log" in record.message]
     assert len(lines) == 2, lines
-    assert "is being rewritten" in lines[0]
+    assert "cannot be rewritten" in lines[0]
     assert "takes records again" in lines[1]
+    now_s[0] += 2.1
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tierkv_disk"):
+        fail_on(patch, "fdatasync", errno.EIO, "index.log")
+        assert disk.write(frames(3)) != [None]
+    disk.put(frames(3))
+    (line,) = [record.message for record in caplog.records if "index log" in record.message][2:]
+    assert "could not be forced" in line, "a log that is mended at once is one line"
+    assert "takes records again" in line
 
 
 def test_a_failed_sync_of_frames_concerns_all_that_it_covered(

@@ -33,6 +33,7 @@ class LogRewriter:
         self._clock = clock
         self._pause_s = 0.0
         self._again_s = 0.0
+        self._broken = ""
 
     def rewrite(self, broken: str) -> IndexLog:
         """Write a new log in place of one that failed.
@@ -45,8 +46,9 @@ class LogRewriter:
         """
         if self._clock() < self._again_s:
             raise OSError(errno.EIO, broken)
-        if not self._pause_s:
-            logger.warning("%s: %s; the index log is being rewritten", self._name, broken)
+        self._broken = self._broken or broken
+        if self._pause_s == PAUSE_FIRST_S:  # the first attempt failed
+            logger.warning("%s: %s; it cannot be rewritten, and is tried again", self._name, broken)
         self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s or PAUSE_FIRST_S)
         # Also after a success: a log that fails at once again is not rewritten at every write.
         self._again_s = self._clock() + self._pause_s
@@ -59,5 +61,5 @@ class LogRewriter:
     def appended(self) -> None:
         """Note that the log took records: the next failure is a new one."""
         if self._pause_s:
-            logger.warning("%s: the index log takes records again", self._name)
-            self._pause_s = 0.0
+            logger.warning("%s: %s; it was rewritten, and takes records again", self._name, self._broken)
+            self._pause_s, self._broken = 0.0, ""

@@ -118,7 +118,7 @@ class EnvironmentKeeper:
         self._release_when_over()
 
     def _retire(self) -> Environment | None:
-        """Take an environment in trouble out of service, and log it. Returns it; None if another thread has done so."""
+        """Take an environment in trouble out of service. Returns it; None if another thread has done so."""
         env, self._env = self._env, None
         if env is None:
             return None
@@ -126,8 +126,6 @@ class EnvironmentKeeper:
         now_s = self._clock()
         self._pause_s = 0.0 if now_s - self._opened_s >= STEADY_S or not self.restarts else self._longer_pause()
         self._next_try_s = now_s + self._pause_s
-        outcome = "starts empty" if env.trouble and env.trouble.is_damage else "is opened afresh"
-        _log.warning("tier %s: %s: the namespace %s: %s", self._name, env.path, outcome, env.trouble)
         return env
 
     def _claim(self) -> None:
@@ -149,16 +147,18 @@ class EnvironmentKeeper:
                 self._pause_s = self._longer_pause()
                 self._next_try_s = self._clock() + self._pause_s
                 is_first, self._refusal = not self._refusal, f"the environment cannot be opened afresh: {error}"
-            if is_first:  # what was logged before is what should have happened
-                _log.warning("tier %s: %s", self._name, self._refusal)
+            if is_first:
+                _log.warning("tier %s: %s; it was closed: %s", self._name, self._refusal, self._trouble)
             raise BackendUnavailableError(self._refusal) from error
         with self._mutex:
+            trouble = self._trouble
             self._env, self._trouble, self._refusal = env, None, ""
             self._is_open = True
             self._opened_s = self._clock()
             self.restarts += 1
             is_closed = self._is_closed
-        _log.warning("tier %s: %s: in service again, opened afresh", self._name, env.path)
+        outcome = "empty" if trouble and trouble.is_damage else "opened afresh"
+        _log.warning("tier %s: %s: in service again, %s: %s", self._name, env.path, outcome, trouble)
         if is_closed:
             env.close()
         return env
