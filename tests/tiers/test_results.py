@@ -111,13 +111,22 @@ def test_error_text_is_bounded_and_never_missing(bench: Bench, compressible: Mak
         faults.corrupt(20),
         faults.corrupt(HEADER_BYTES + 5000, flip=0x80),
         faults.short_read(HEADER_BYTES + 5000, honest=False),
-        faults.swap(),
     ],
 )
-def test_bytes_of_another_chunk_are_corrupt(bench: Bench, compressible: Make, fault: faults.Fault) -> None:
+def test_wrong_bytes_are_corrupt(bench: Bench, compressible: Make, fault: faults.Fault) -> None:
     """Promise 1: the results have the right shape, the bytes are wrong."""
     bench.backend.add("read_into", fault)
     assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.CORRUPT] * 3
+
+
+def test_the_frame_of_another_chunk_is_damage_only_where_the_tier_has_an_index(
+    bench: Bench, compressible: Make
+) -> None:
+    """A proxy may mix up its answers: the objects in the shared bucket are whole, and must not be deleted."""
+    bench.backend.add("read_into", faults.swap())
+    assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.FAILED] * 3
+    indexed = all_verbs(bench, compressible, authoritative_index=True)
+    assert [o.kind for o in indexed["read_into"]] == [OutcomeKind.CORRUPT] * 3
 
 
 @pytest.mark.parametrize("length", [0, 100, HEADER_BYTES, HEADER_BYTES + 5000])

@@ -217,7 +217,7 @@ def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Mak
         bench.file(KEYS[0]).write_bytes(damage)
         outcomes = read_chunks(tier, KEYS[:3], bench.stale([5, 6, 7]))
         assert kinds(outcomes) == [OutcomeKind.CORRUPT, OutcomeKind.OK, OutcomeKind.OK], (name, outcomes)
-        assert outcomes[0].error.startswith(("CorruptFrameError: ", "CutFrameError: ", "NoFrameError: ")), name
+        assert outcomes[0].error.partition(":")[0].removesuffix("FrameError") in {"Corrupt", "Cut", "No", "Other"}, name
         assert outcomes[0].frame_bytes == 0
 
 

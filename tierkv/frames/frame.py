@@ -89,6 +89,10 @@ class NoFrameError(CorruptFrameError):
     """The bytes do not begin as a frame does: they are of another program, or a page that a proxy sent instead."""
 
 
+class OtherFrameError(CorruptFrameError):
+    """A header is whole, and that of another chunk: a proxy mixed up its answers, or a file has another's name."""
+
+
 class FrameHeader(NamedTuple):
     """Fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
 

@@ -15,6 +15,7 @@ from tierkv.frames.frame import (
     ZEROS,
     CutFrameError,
     FrameHeader,
+    OtherFrameError,
     checksum,
     checksum_of_parts,
     claims_of,
@@ -143,7 +144,7 @@ class FrameSealer:
         if header.namespace != self.namespace:
             expect_field("namespace", header.namespace, self.namespace)
         if header.key != key:
-            expect_field("key", header.key, key)
+            raise OtherFrameError(f"frame field 'key' is {header.key.hex()}, expected {key.hex()}")
         end = HEADER_BYTES + header.stored_bytes
         if end > len(frame):
             raise CutFrameError(f"frame of {end} bytes is cut off at {len(frame)}")

@@ -19,7 +19,7 @@ from tierkv.errors import (
     TierKVError,
     UnreadableFrameError,
 )
-from tierkv.frames.frame import KEY_BYTES_MAX, CutFrameError, NoFrameError
+from tierkv.frames.frame import KEY_BYTES_MAX, CutFrameError, NoFrameError, OtherFrameError
 from tierkv.structures.written_order import RANK_MAX, eviction_order
 from tierkv.tiers.framing import ClearFrameError, NotForThisTierError
 from tierkv.tiers.retry import KeyResult
@@ -115,9 +115,9 @@ def damaged_answer(error: CorruptFrameError) -> KeyResult:
     """Return the result of a read from a shared storage whose bytes are not the frame. It is tried again.
 
     The stored frame may be whole. The network may have damaged the bytes, and the next ones are good. A proxy may have
-    ended the answer, or sent a page in its place: that is a failed read, and no damage.
+    ended the answer, or sent a page or another answer in its place: that is a failed read, and no damage.
     """
-    if isinstance(error, CutFrameError | NoFrameError):
+    if isinstance(error, CutFrameError | NoFrameError | OtherFrameError):
         return KeyResult(Outcome(OutcomeKind.FAILED, error=explain(error)), retryable=True)
     return failed_result(error)._replace(retryable=True)
 

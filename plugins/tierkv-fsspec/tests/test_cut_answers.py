@@ -75,6 +75,32 @@ def test_no_object_is_deleted_for_an_answer_that_was_cut(
 
 
 @pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
+def test_no_object_is_deleted_for_the_answer_to_another_request(
+    s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A proxy that mixed up its answers made whole objects look damaged: 80 of a bucket were deleted in 8 s."""
+    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if way == "plain" else 1 << 40)
+    options = FsspecOptions(
+        url=url, endpoint_url=s3.endpoint, implementation="fsspec" if way == "fsspec" else "obstore"
+    )
+    prompt = Prompt(1)
+    with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None) as stack:
+        stack.store_all(prompt)
+        mixed_up: list[bytes] = []
+        with changing(s3, lambda content: mixed_up.append(content) or content):  # type: ignore[func-returns-value]
+            assert stack.load_cold(Prompt(2)) == 0
+            stack.store_all(Prompt(2))
+            assert stack.load_cold(Prompt(2)) == 4
+        stored = names(s3, url)
+        with changing(s3, lambda _: mixed_up[-1]):
+            assert stack.load_cold(prompt) == 0
+            stack.settle()
+        assert names(s3, url) == stored
+        stack.pass_time(60.0)
+        assert stack.load_cold(prompt) == 4
+
+
+@pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
 def test_no_object_is_deleted_for_a_page_of_a_proxy(
     s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
