@@ -273,10 +273,13 @@ def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
     assert bed.core.counters.tokens_shortened > 300
 
 
+@pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_stream_whose_tier_becomes_slower_than_computing_is_cut(shared: bool) -> None:
-    """No chunk is late. What was read is kept, and the rest is computed."""
-    bed = stream_bed(8, tiers=(objects() if shared else disk(write="read_only"),), prefill_tokens_per_s=1000.0)
+def test_a_stream_whose_tier_becomes_slower_than_computing_is_cut(shared: bool, windows: bool) -> None:
+    """No chunk is late. What was read is kept, and the rest is computed; with a window, all of it is computed."""
+    groups = (full(), window(8)) if windows else (full(),)
+    tier = objects() if shared else disk(write="read_only")
+    bed = stream_bed(8, tiers=(tier,), prefill_tokens_per_s=1000.0, groups=groups)
     for number in range(READINGS_MIN):
         arrive(bed, 1, number)
         finish(bed)
@@ -288,6 +291,8 @@ def test_a_stream_whose_tier_becomes_slower_than_computing_is_cut(shared: bool) 
     finish(bed)
     assert bed.core.counters.loads_given_up == 1
     assert 0 < bed.core.counters.tokens_given_up < 400
+    if windows:
+        assert computed(bed) == 401 + READINGS_MIN
     bed.core.manager.validate()
 
 

@@ -200,7 +200,7 @@ class Loads:
         for stream in self._streams.values():
             if stream.is_sent or not choice.has_changed(stream.record) or (start := stream.next_token) is None:
                 continue
-            end = choice.end_of_load(stream.record, start, stream.end)
+            end = choice.end_of_load(stream.record, stream.start, start, stream.end)
             if end < stream.end:
                 stream.cut_at_token(end)
                 self._drop_void_chunks(stream)

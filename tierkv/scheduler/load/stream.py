@@ -43,7 +43,7 @@ class Stream:
         jobs: ids of its jobs in flight.
         failed: chunks that were not loaded.
         stale: the cache was reset since the load began: none of it counts.
-        end: token behind the last one that it loads.
+        start, end: first token that it loads, and the one behind the last.
         num_checked: number of pending chunks, from the front, whose blocks were checked: only these may be sent.
     """
 
@@ -58,6 +58,7 @@ class Stream:
         self.failed: set[Key] = set()
         self.stale = False
         self.num_checked = checked_chunks if plan.reads_late else len(plan.keys)
+        self.start = start
         self.end = end
         self._chunks = ChunksOfPlan(plan, geometry)
         self._whole_only = geometry.has_windows
@@ -185,9 +186,9 @@ class Stream:
 
     @property
     def next_token(self) -> int | None:
-        """First token of the pending chunks, O(pending); None where a cut would not keep what comes before it."""
+        """First token of the pending chunks, O(pending); None if there are none."""
         starts = self._chunks.starts
-        return None if self._whole_only or not self._pending else min(starts[i] for i in self._pending)
+        return min(starts[i] for i in self._pending) if self._pending else None
 
     def cut_short(self) -> None:
         """Void all pending chunks."""

@@ -94,14 +94,24 @@ class LoadOrRecompute:
         weighs = self._limits.weighs_recompute and self._prefill.is_known
         return weighs and record.lookup.choice_version != self._version
 
-    def end_of_load(self, record: RequestRecord, start: int, end: int) -> int:
-        """Token up to which it still pays to load tokens ``start`` to ``end`` of a request, whose load is under way."""
+    def end_of_load(self, record: RequestRecord, first: int, start: int, end: int) -> int:
+        """Token up to which it still pays to load a request, whose load is under way.
+
+        Args:
+            record: the request.
+            first: token from which it is loaded.
+            start: token of the first chunk that is not sent yet.
+            end: token behind the last one.
+        """
         record.lookup.choice_version = self._version
         rate = self._prefill.tokens_per_s
         if rate is None:
             return end
-        _, _, load_tokens = self._weigh(record, start, end - start, rate)
-        return start + load_tokens
+        reads, costs, load_tokens = self._weigh(record, start, end - start, rate)
+        if not self._geometry.has_windows:
+            return start + load_tokens
+        # A window serves one end only, so what was loaded before a cut is computed too.
+        return end if reading_s(reads, costs) <= (end - first) / rate else first
 
     def _weigh(
         self, record: RequestRecord, computed_tokens: int, tokens: int, rate: float
