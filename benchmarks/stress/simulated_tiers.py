@@ -14,7 +14,7 @@ from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.structures.key_table import KeyDirectory
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import UNWANTED, Completion, Outcome, OutcomeKind, TierOp, Verb
 
 CAPABILITIES = Capabilities(
     durable=True,
@@ -129,6 +129,10 @@ class SimulatedTiers:
         """Begin the operations whose thread was free before ``now_s``."""
         while lane.free_at_s[0] <= now_s and (ticket := lane.waiting.take()) is not None:
             op = ticket.op
+            if ticket.drop_unwanted(now_s):
+                outcomes = (UNWANTED,) * len(op.keys)
+                heapq.heappush(self._done, (now_s, op.op_id, Completion(op.op_id, outcomes)))
+                continue
             begins_s = max(ticket.submitted_s, heapq.heappop(lane.free_at_s))
             ends_s = begins_s + lane.pace_at(begins_s).call_s(len(op.keys))
             heapq.heappush(lane.free_at_s, ends_s)

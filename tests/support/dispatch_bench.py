@@ -15,7 +15,7 @@ from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing.frames import make_key
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.tiers.tier import Tier
-from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, TierReport, Verb
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, TierReport, Verb, always
 from tierkv.types.transfers import SlotRef
 
 KEYS = [make_key(number) for number in range(64)]
@@ -42,13 +42,20 @@ class DispatchBench:
     _op_ids: Iterator[int] = field(default_factory=itertools.count)
 
     def submit(
-        self, verb: Verb, numbers: Sequence[int], slots: Sequence[int] = (), *, deadline_s: float = 10.0, tier: int = 0
+        self,
+        verb: Verb,
+        numbers: Sequence[int],
+        slots: Sequence[int] = (),
+        *,
+        deadline_s: float = 10.0,
+        tier: int = 0,
+        is_wanted: Callable[[], bool] = always,
     ) -> int:
         """Submit an operation on ``KEYS[number]``. deadline_s: seconds from now."""
         op_id = next(self._op_ids)
         refs = tuple(SlotRef(slot, 1) for slot in slots)
         keys = tuple(KEYS[number] for number in numbers)
-        self.dispatcher.submit(TierOp(op_id, tier, verb, keys, refs, deadline_s))
+        self.dispatcher.submit(TierOp(op_id, tier, verb, keys, refs, deadline_s, is_wanted=is_wanted))
         return op_id
 
     def write(self, number: int, slot: int, **options: Any) -> int:

@@ -15,7 +15,8 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind
 
 ALL = EngineBehaviour(budget=100_000)
-FAILURES = [kind for kind in OutcomeKind if kind is not OutcomeKind.OK]
+FAILURES = [kind for kind in OutcomeKind if kind not in {OutcomeKind.OK, OutcomeKind.UNWANTED}]
+"""Outcomes of a read that was tried, or could not be."""
 
 
 def stream_bed(slots: int, **changes: object) -> Bed:

@@ -292,7 +292,7 @@ class Dispatcher:
             self._finish(state, ticket, ticket.reported(result.outcomes), now_s)
             if result.tally.answered or not ticket.op.keys:
                 state.succeeded(ticket, result.tally, now_s)
-            else:
+            elif not result.tally.unwanted:
                 self._count_failure(state, ticket, now_s, result.outcomes[-1].error or "deadline missed")
 
     def _expire(self, keys_max: float, now_s: float) -> None:

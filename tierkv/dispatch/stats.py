@@ -42,6 +42,8 @@ class TierStats:
     """Keys whose deadline passed."""
     refused: int = 0
     """Keys that were refused without I/O."""
+    unwanted: int = 0
+    """Keys that were not read, because nothing waited for them any more."""
     retries: int = 0
     """Tries of a key after its first one."""
     breaker_opens: int = 0
@@ -75,6 +77,7 @@ class TierStats:
         self.no_space += tally.no_space
         self.timed_out += tally.timed_out
         self.refused += tally.refused
+        self.unwanted += tally.unwanted
         if verb is Verb.READ:
             self.bytes_verified += tally.frame_bytes
 
@@ -100,6 +103,8 @@ FAULTS = frozenset(
 )
 """Outcomes that are logged. A refusal was decided here, and its cause is logged."""
 
+_NO_ANSWERS = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.UNWANTED)
+
 NO_FAULTS: Mapping[OutcomeKind, tuple[int, str]] = MappingProxyType({})
 """Faults of an operation without any."""
 
@@ -118,6 +123,7 @@ class Tally(NamedTuple):
     no_space: int
     timed_out: int
     refused: int
+    unwanted: int
     faults: Mapping[OutcomeKind, tuple[int, str]] = NO_FAULTS
     """Per kind of fault: number of keys and the first error. Frames in the clear are not among them."""
     clear_reason: str = ""
@@ -146,7 +152,7 @@ class Tally(NamedTuple):
             clear += keys * outcome.is_clear
             of_part += keys * outcome.is_of_part
         total = sum(counts.values())
-        answered = total > counts[OutcomeKind.FAILED] + counts[OutcomeKind.TIMED_OUT]
+        answered = total > sum(map(counts.__getitem__, _NO_ANSWERS))
         return cls(
             answered,
             frame_bytes,
@@ -157,6 +163,7 @@ class Tally(NamedTuple):
             counts[OutcomeKind.NO_SPACE],
             counts[OutcomeKind.TIMED_OUT],
             counts[OutcomeKind.REFUSED],
+            counts[OutcomeKind.UNWANTED],
             faults or NO_FAULTS,
             clear_reason,
             is_of_part=0 < total == of_part,

@@ -172,11 +172,10 @@ class TierState:
                 self.reads.written(op.keys[-1])
 
     def measure(self, ticket: Ticket, elapsed_s: float) -> None:
-        """Measure an operation that ended ``elapsed_s`` after its submission."""
-        if (verb := ticket.op.verb) in self.seconds:
+        """Measure an operation that ended ``elapsed_s`` after its submission, if a call took it."""
+        if (verb := ticket.op.verb) in self.seconds and ticket.began_s is not None:
             self.seconds[verb].observe(elapsed_s)
-            if ticket.began_s is not None:
-                self.queue_seconds[verb].observe(ticket.began_s - ticket.submitted_s)
+            self.queue_seconds[verb].observe(ticket.began_s - ticket.submitted_s)
 
     def ended_with_faults(self, verb: Verb, tally: Tally) -> None:
         """Count what the backend has set aside, and log the faults of an operation."""

@@ -98,6 +98,7 @@ TIER_COUNTERS = {
     "no_space": "Keys that the storage had no room for",
     "timed_out": "Keys whose deadline passed",
     "refused": "Keys not attempted: queue full, tier out of service, or the stack is closing",
+    "unwanted": "Keys not read, because no request waited for them any more when their turn came",
     "retries": "Repeated attempts for a key",
     "breaker_opens": "Times that the tier was taken out of service",
     "quarantined": "Damaged frames that were given to the quarantine of the backend",

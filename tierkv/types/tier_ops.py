@@ -7,7 +7,7 @@ uses its slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, TypeAlias
@@ -26,6 +26,11 @@ class Verb(Enum):
     READ = "read"
     WRITE = "write"
     DELETE = "delete"
+
+
+def always() -> bool:
+    """Return True: the operation stays wanted whatever happens."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class TierOp:
     """Of a WRITE to a tier that keeps ranks: place of each chunk in its prompt, 0 if unknown; empty otherwise."""
     turn_chunks: int = 0
     """Of a READ: chunks that the tier may read before its turn, roughly, these included; 0: those of the operation."""
+    is_wanted: Callable[[], bool] = field(default=always, compare=False, repr=False)
+    """Of a READ: whether anything waits for one of its chunks. Any thread. Asked when its turn comes."""
 
 
 class OutcomeKind(Enum):
@@ -65,6 +72,8 @@ class OutcomeKind(Enum):
     TIMED_OUT = "timed_out"
     REFUSED = "refused"
     """Not attempted: the queue is full, the breaker is open, the stack closes, or the chunk may not be stored there."""
+    UNWANTED = "unwanted"
+    """Not attempted: nothing waited for the chunk any more when the turn of the read came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class Outcome:
 
 OK = Outcome(OutcomeKind.OK)
 ABSENT = Outcome(OutcomeKind.ABSENT)
+UNWANTED = Outcome(OutcomeKind.UNWANTED)
 
 
 OP_KEYS = 16

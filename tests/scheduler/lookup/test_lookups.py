@@ -10,6 +10,7 @@ from core_blocks import blocks
 from core_parts import Core, disk, make_core, objects
 from core_truth import BedRequest
 from simulation.engine.engine import EngineBehaviour
+from stream_parts import FAILURES
 
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import SchedulerLimits
@@ -200,7 +201,7 @@ def test_nothing_is_moved_before_the_length_is_known() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
+@pytest.mark.parametrize("kind", FAILURES)
 def test_a_read_that_fails_shortens_the_hit(kind: OutcomeKind) -> None:
     """Whatever the result of a read, the answer is the readable part before it: no error, no endless deferral."""
     core = make_core(tiers=[disk()])

@@ -6,6 +6,7 @@ import pytest
 from core_blocks import blocks
 from core_parts import disk, make_core, objects
 from group_parts import full, ssm, window
+from stream_parts import FAILURES
 
 from tierkv.types.engine import StepOutput
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -107,7 +108,7 @@ def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
     assert core.ask(request) == 160
 
 
-@pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
+@pytest.mark.parametrize("kind", FAILURES)
 def test_a_read_that_fails_in_a_window(kind: OutcomeKind) -> None:
     """One chunk of the window cannot be read: the next present window is the answer, after one more read."""
     core = make_core(groups=[full(), window(8)], tiers=[disk(write="read_only")])

@@ -145,8 +145,13 @@ class AsyncLane:
 
     def _pump(self) -> None:
         while len(self._running) < self._concurrency and (ticket := self.tickets.take()) is not None:
-            if ticket.claim():
-                ticket.began_s = self.tier.clock()
+            if not ticket.claim():
+                continue
+            now_s = self.tier.clock()
+            if ticket.drop_unwanted(now_s):
+                self._done.append(ticket)
+            else:
+                ticket.began_s = now_s
                 task = self._running[ticket] = self._runner.loop.create_task(self._perform(ticket))
                 # A callback, not the end of the coroutine: a task cancelled before its first turn never begins.
                 task.add_done_callback(partial(self._ended, ticket))

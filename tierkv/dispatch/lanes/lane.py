@@ -188,9 +188,13 @@ class IoWorker:
             self.done = True
             return
         ticket = self._tickets.take()
-        if ticket is not None and ticket.claim():
-            ticket.began_s = self._tier.clock()
-            self._ticket = ticket
+        if ticket is None or not ticket.claim():
+            return
+        now_s = self._tier.clock()
+        if ticket.drop_unwanted(now_s):
+            self._done.append(ticket)
+        else:
+            ticket.began_s, self._ticket = now_s, ticket
 
     @property
     def under_way(self) -> TierOp | None:

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from tierkv.dispatch.stats import Tally
 from tierkv.tiers.retry import NOT_TRIED, TIMED_OUT, OpResult
-from tierkv.types.tier_ops import OP_KEYS, Outcome, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import OP_KEYS, UNWANTED, Outcome, OutcomeKind, TierOp, Verb
 
 _NOT_ASKED = Outcome(OutcomeKind.REFUSED, error=NOT_TRIED.error)
 
@@ -102,6 +102,16 @@ class Ticket:
             return False
         return True
 
+    def drop_unwanted(self, now_s: float) -> bool:
+        """Set the result of a read that nothing waits for any more, without a call. Returns whether it is one.
+
+        On the thread that claimed it.
+        """
+        if self.op.is_wanted():
+            return False
+        self.result, self.done_s = TicketResult.of(OpResult([UNWANTED] * len(self.op.keys))), now_s
+        return True
+
     def failed(self, error: str) -> TicketResult:
         """Return a result in which every key failed with ``error``."""
         outcomes = [Outcome(OutcomeKind.FAILED, error=error)] * len(self.op.keys)
@@ -169,7 +179,8 @@ class TicketQueue:
         except IndexError:
             pass
         else:
-            self._taken.append(len(ticket.op.keys))
+            if ticket.op.is_wanted():  # otherwise the lane does not perform it, and it delays no other
+                self._taken.append(len(ticket.op.keys))
             return ticket
         for waiting in self._changes.values():
             try:

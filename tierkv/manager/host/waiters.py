@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 
@@ -14,8 +14,19 @@ class Waiter(Protocol):
         """Accept that ``count`` chunks became readable, or were dropped and never will be."""
 
 
+class _ReadAhead:
+    """Waits for what is read before a request asks for it."""
+
+    def settled(self, count: int, *, readable: bool) -> None:
+        """Do nothing."""
+
+
+READ_AHEAD: Waiter = _ReadAhead()
+"""Waiter for chunks that are read although no request holds them: they stay wanted until they are read."""
+
+
 class Waiters:
-    """Waiters by slot. O(1) per slot."""
+    """Waiters by slot. O(1) per slot. Each chunk that is being read has one, unless it was given up."""
 
     __slots__ = ("by_slot",)
 
@@ -42,6 +53,10 @@ class Waiters:
         else:
             del self.by_slot[slot]
         return True
+
+    def has_any(self, slots: Sequence[int]) -> bool:
+        """Whether anything waits for one of these chunks. Any thread."""
+        return not self.by_slot.keys().isdisjoint(slots)
 
     def has(self, slot: int, waiter: Waiter) -> bool:
         """Whether ``waiter`` waits for the chunk in a slot."""

@@ -64,7 +64,7 @@ class TierSpeed:
         self._readings = 0
         self._promised_bytes = [0] * MAGNITUDES
         self.ended_bytes = 0
-        """Of all reads that ended, successful or not."""
+        """Of all reads that were performed, successful or not."""
         self._asked_at_s = float("-inf")
         self.has_missed = False
         """Whether a read has missed its deadline. It may never end, so no request is kept waiting behind it."""
@@ -75,10 +75,10 @@ class TierSpeed:
         self._promised_bytes[magnitude] += num_bytes
         self._asked_at_s = now
 
-    def ended(self, num_bytes: int, magnitude: int) -> None:
-        """Remove a read that ended, successful or not."""
+    def ended(self, num_bytes: int, magnitude: int, *, delivered: bool = True) -> None:
+        """Remove a read that ended. delivered: it was performed, successful or not."""
         self._promised_bytes[magnitude] -= num_bytes
-        self.ended_bytes += num_bytes
+        self.ended_bytes += num_bytes if delivered else 0
 
     def measured(self, num_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
         """Update the model by a read that took ``elapsed_s``.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from tierkv.errors import require
@@ -23,7 +24,17 @@ from tierkv.manager.moves.write_through import Cascades
 from tierkv.manager.step_state import StepState
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierListing, TierOp, TierReport, Verb
+from tierkv.types.tier_ops import (
+    Completion,
+    Outcome,
+    OutcomeKind,
+    TierHealth,
+    TierListing,
+    TierOp,
+    TierReport,
+    Verb,
+    always,
+)
 
 _PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
 """Outcomes of a write after which the tier may still contain the frame."""
@@ -118,6 +129,7 @@ class InFlightOps:
             _timeout_s(tier.limits, verb),
             tier.written_ranks.of(self._host.slots.ranks_of(slots)) if verb is Verb.WRITE else (),
             turn_chunks,
+            partial(self._host.waiters.has_any, slots) if verb is Verb.READ else always,
         )
         pending = self._ops[op.op_id] = OpInFlight(op, self._step.now, slots)
         if verb is Verb.PROBE:
@@ -186,7 +198,8 @@ class InFlightOps:
                 delivered, completion.elapsed_s, is_late=not completion.ended
             )
         if completion.ended:
-            reads.ended(own_bytes, pending.op.turn_chunks)
+            is_unwanted = completion.outcomes[0].kind is OutcomeKind.UNWANTED
+            reads.ended(own_bytes, pending.op.turn_chunks, delivered=not is_unwanted)
 
     def _announce_late(self, tier: LowerTier, pending: OpInFlight) -> None:
         """End the wait for I/O that missed its deadline and runs on. Its slots stay held."""
@@ -261,7 +274,7 @@ class InFlightOps:
                 tier.mark_absent(key, self._step.now)
             else:
                 tier.residency.schedule_delete(key)
-        else:
+        elif outcome.kind is not OutcomeKind.UNWANTED:
             self._counters.reads_failed[tier.name] += 1
             tier.mark_absent(key, self._step.now)
 

@@ -9,6 +9,7 @@ from functools import partial
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.host.waiters import READ_AHEAD
 from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
@@ -127,7 +128,7 @@ class TierIO:
     def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which must be in the tier and not in the host tier, if the tier was not read for a while."""
         if self.reads[tier].speed.is_stale(self._step.now) and self._host.room:
-            self._host.unpin(self.promote([key], self._tiers[tier]) or ())
+            self._read_unasked([key], self._tiers[tier])
 
     def promises_max(self, tier: LowerTier, wanted: int) -> int:
         """Number of ``wanted`` chunks of a request that may be promised now, beside those on their way.
@@ -222,7 +223,8 @@ class TierIO:
         lacking: chunks that the request lacks, these included; ahead: of those, the ones before these on their way.
 
         Returns:
-            Their slots, held by the caller in addition to the hold of the I/O; None if there is no room for all.
+            Their slots, held by the caller in addition to the hold of the I/O; None if there is no room for all. The
+            caller gives each a waiter, without which it is not read.
         """
         if self.admissions.make_room(len(keys), self._step.now) is None:
             return None
@@ -257,12 +259,21 @@ class TierIO:
                 by_tier.setdefault(tier.index, []).append(key)
         read: dict[Key, str] = {}
         for index, some in by_tier.items():
-            granted = self.promote(some, self._tiers[index], hints, len(wanted))
-            if granted is not None:
-                self._host.unpin(granted)
+            if self._read_unasked(some, self._tiers[index], hints, len(wanted)):
                 read.update(dict.fromkeys(some, self._tiers[index].name))
         self._host.unpin(reversed(present))
         return read
+
+    def _read_unasked(
+        self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, lacking: int = 1
+    ) -> bool:
+        """Start to read chunks that nothing holds: they stay wanted. Returns whether there is room for all."""
+        granted = self.promote(keys, tier, hints, lacking)
+        if granted is None:
+            return False
+        self._host.waiters.add(granted, READ_AHEAD)
+        self._host.unpin(granted)
+        return True
 
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """Apply a use by a request to chunks that are in the host tier, or being read into it."""
@@ -352,7 +363,7 @@ class TierIO:
         dropped = [slot for slot in slots if slot not in wanted]
         keys = self._host.slots.keys_of(dropped)
         tier.residency.end_read(keys)
-        self.reads[tier.index].ended(self._sizes.raw(keys), turn_chunks, whole=not wanted)
+        self.reads[tier.index].ended(self._sizes.raw(keys), turn_chunks, whole=not wanted, delivered=False)
         self._host.failed(dropped)
         return [slot for slot in slots if slot in wanted]
 

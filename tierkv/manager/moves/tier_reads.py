@@ -75,7 +75,10 @@ class TierReads:
             room -= len(shares)
         return reads
 
-    def ended(self, num_bytes: int, turn_chunks: int, *, whole: bool = True) -> None:
-        """Remove chunks of a read that was taken: they came, failed, or are not wanted. whole: all that were left."""
+    def ended(self, num_bytes: int, turn_chunks: int, *, whole: bool = True, delivered: bool = True) -> None:
+        """Remove chunks of a read that was taken.
+
+        whole: all that were left of it. delivered: they came or failed; False: they were not read, as unwanted.
+        """
         self._in_flight -= whole
-        self.speed.ended(num_bytes, magnitude(turn_chunks))
+        self.speed.ended(num_bytes, magnitude(turn_chunks), delivered=delivered)
