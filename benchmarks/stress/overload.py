@@ -8,7 +8,7 @@ The same prompts are served with other lookup deadlines in the same run; the lim
 them. Further rows: a request that is asked about once and then not for 5.2 s; requests that wait while four run; and a
 burst in an engine that states its prefill rate, so that loading is weighed against computing, over tiers that are
 faster and slower than it, or become slower meanwhile. Their limit is an engine that only computes. The last rows are
-short prompts that arrive behind long ones; their limit is the same prompts alone.
+prompts that arrive behind long ones, or behind some that are given up; their limit is the same prompts alone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.core.rig import BLOCK_TOKENS, GEOMETRY, keys_of, random_hashes
+from benchmarks.core.rig import BLOCK_TOKENS, GEOMETRY, PAGE_BYTES, keys_of, random_hashes
 from benchmarks.measure import Settings, progress
 from benchmarks.rows import Row, Target
 from benchmarks.stress.clocked_core import ClockedCore, without_collector
 from benchmarks.stress.queue_engine import IDLE_S, PREFILL_TOKENS_PER_S, STEP_S, QueueEngine, prompt_of
 from benchmarks.stress.simulated_tiers import Pace, local_tiers, shared_tier
-from tierkv.types.engine import StepOutput
+from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec, StepOutput
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import make_key
 
 DEADLINES_S = (0.5, 2.0, 5.0, 60.0, 300.0)
 ODD_TOKENS = 10
 RUNNING_MAX = 4
 KNOWN_PROMPTS, KNOWN_CHUNKS = 3, 8
 """Prompts that make the speed of a tier known, and their chunks."""
+_FULL = GroupSpec(BLOCK_TOKENS, (PAGE_BYTES,))
+_WINDOW = GroupSpec(BLOCK_TOKENS, (PAGE_BYTES,), GroupKind.SLIDING_WINDOW, window_tokens=8 * BLOCK_TOKENS)
+WINDOWED = Geometry.of(EngineSpec("benchmark", "bfloat16", (_FULL, _WINDOW), BLOCK_TOKENS))
+"""Model whose layers have full attention, or a window of eight chunks."""
 USUAL_PACE = Pace()
 PACES = {
     "4 times the engine's rate": Pace(0.005, 0.004),
@@ -40,6 +46,8 @@ TURN_S = 0.5
 """Time after which a tier becomes slower."""
 SLOWER = (10, 50, 200)
 """Factors by which it does."""
+GIVEN_UP_STEPS = 20
+"""Steps after which requests are given up."""
 PAUSE_S = 5.2
 """Time without a question about a request: longer than the default deadline."""
 
@@ -67,6 +75,8 @@ class Load:
     """Prompts of a few chunks that are served before, so that the speed of the tier is known."""
     is_stored: bool = True
     """Whether the tier has the prompts."""
+    geometry: Geometry = GEOMETRY
+    """Of the engine's chunks."""
 
     @property
     def total(self) -> int:
@@ -94,10 +104,11 @@ def make_core(load: Load, deadline_s: float | None) -> tuple[ClockedCore, list[l
     """Core over a tier that has all prompts, and the hashes of those served before, and of the load."""
     before = [random_hashes(KNOWN_CHUNKS, seed=1 + load.prompts + number) for number in range(load.known_prompts)]
     hashes = [random_hashes(load.chunks, seed=1 + number) for number in range(load.prompts)]
-    keys = [key for prompt in (*before, *hashes) for key in keys_of(prompt)] if load.is_stored else []
-    tiers = [shared_tier(0)] if load.shared else local_tiers(GEOMETRY.payload_bytes_max, [keys])
+    groups, stored = load.geometry.groups, (*before, *hashes) if load.is_stored else ()
+    keys = [make_key(each, group.index) for prompt in stored for group in groups for each in prompt]
+    tiers = [shared_tier(0)] if load.shared else local_tiers(load.geometry.payload_bytes_max, [keys])
     rate = load.prefill_tokens_per_s
-    core = ClockedCore(GEOMETRY, load.slots, tiers, [load.pace], deadline_s=deadline_s, prefill_tokens_per_s=rate)
+    core = ClockedCore(load.geometry, load.slots, tiers, [load.pace], deadline_s=deadline_s, prefill_tokens_per_s=rate)
     return core, before, hashes
 
 
@@ -141,6 +152,7 @@ def run(settings: Settings) -> Iterator[Row]:
         yield from _weighed(settings)
         yield from _pauses(settings.pick(500, 8))
         yield from _beside_long_prompts(settings)
+        yield _beside_given_up(settings)
 
 
 def _weighed(settings: Settings) -> Iterator[Row]:
@@ -157,8 +169,10 @@ def _weighed(settings: Settings) -> Iterator[Row]:
         for known in (KNOWN_PROMPTS, 0)
     }
     cases |= {f"{name}, {chunks} slots": replace(case, slots=chunks) for name, case in list(cases.items())[-1:]}
+    windowed = replace(load, slots=2 * load.slots, geometry=WINDOWED)
     slower = {f"tier that becomes {times} times slower after {TURN_S:g} s": times for times in SLOWER}
     cases |= {name: replace(load, slower=times) for name, times in slower.items()}
+    cases |= {f"{name}, windows in the model": replace(windowed, slower=times) for name, times in slower.items()}
     for name, case in cases.items():
         yield _beside_computing(f"completion of the same, {name}", case, computed)
     long_prompts, long_chunks, slots = settings.pick((8, 2_000, 512), (1, 64, 16))
@@ -167,6 +181,8 @@ def _weighed(settings: Settings) -> Iterator[Row]:
     for name, times in slower.items():
         what = f"{long.prompts} prompts of {long.chunks:,} chunks over {long.slots} slots, {name}"
         yield _beside_computing(what, replace(long, slower=times), computed)
+        windowed = replace(long, slower=times, slots=2 * long.slots, geometry=WINDOWED)
+        yield _beside_computing(f"{what}, windows in the model", windowed, computed)
 
 
 def _beside_computing(what: str, load: Load, computed: Outcome) -> Row:
@@ -207,6 +223,28 @@ def _beside_long_prompts(settings: Settings) -> Iterator[Row]:
     short = [long[number % num_long][:shared] + prompt[shared:] for number, prompt in enumerate(short)]
     what = f"{count} prompts of {chunks} chunks, {shared} of them the beginning of one of {num_long} of {long_chunks:,}"
     yield from _rows_of_waits(load, long, short, what)
+
+
+def _beside_given_up(settings: Settings) -> Row:
+    """Row of prompts that arrive behind others which are given up, as clients do that wait no longer."""
+    kept, given_up, chunks = 10, *settings.pick((90, 60), (5, 8))
+    alone_s = _longest_wait(Load(kept, chunks, 4 * (kept + given_up) * chunks, running_max=1_000), 0)
+    wait_s = _longest_wait(Load(kept + given_up, chunks, 4 * (kept + given_up) * chunks, running_max=1_000), given_up)
+    what = f"{kept} prompts of {chunks} chunks behind {given_up} that are given up after {GIVEN_UP_STEPS} steps"
+    return _seconds(f"{what}, longest wait", wait_s, "the same number alone", alone_s, at_most=2.0, extra={})
+
+
+def _longest_wait(load: Load, given_up: int) -> float:
+    """Longest wait of the prompts behind those that are given up."""
+    clocked, _, hashes = make_core(load, None)
+    prompts = [prompt_of(str(number), prompt, ODD_TOKENS) for number, prompt in enumerate(hashes)]
+    engine = QueueEngine(clocked, prompts, load.running_max, output_tokens=1)
+    for _ in range(GIVEN_UP_STEPS):
+        engine.step()
+    ids = {prompt.request_id for prompt in prompts[:given_up]}
+    engine.give_up(ids)
+    engine.serve()
+    return max(served.waited_s for served in engine.done if served.request.request_id not in ids)
 
 
 def _rows_of_waits(load: Load, long: list[list[bytes]], short: list[list[bytes]], prompts: str) -> Iterator[Row]:

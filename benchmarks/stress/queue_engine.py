@@ -6,7 +6,7 @@ and asks about none of them while it is full. Each request generates some tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -31,7 +31,8 @@ class Served:
 
     request: BenchRequest
     output_tokens: int
-    blocks: list[Block] = field(default_factory=list)
+    tables: list[list[Block]] = field(default_factory=list)
+    """Blocks by group, for the whole prompt; the null block where a loaded window has passed."""
     computed: int = 0
     """Tokens computed or loaded."""
     loaded: int = 0
@@ -42,8 +43,8 @@ class Served:
 
     def give_up(self, invalid: AbstractSet[int]) -> None:
         """Compute what follows the first of these blocks, which was not loaded."""
-        numbers = (number for number, block in enumerate(self.blocks) if block.block_id in invalid)
-        self.computed = self.loaded = min(self.loaded, BLOCK_TOKENS * next(numbers, len(self.blocks)))
+        numbers = (i for table in self.tables for i, block in enumerate(table) if block.block_id in invalid)
+        self.computed = self.loaded = min(self.loaded, BLOCK_TOKENS * min(numbers, default=len(self.tables[0])))
 
     @property
     def end(self) -> int:
@@ -85,7 +86,8 @@ class QueueEngine:
         self._loading: dict[str, Served] = {}
         self._running: list[Served] = []
         blocks = max(cdiv(served.end, BLOCK_TOKENS) for served in self._waiting)
-        self._pool = BlockPool(1 + running_max * blocks)
+        self._windows = [group.window_chunks for group in clocked.core.geometry.groups]
+        self._pool = BlockPool(1 + running_max * blocks * len(self._windows))
         for prompt in prompts:
             clocked.on_new_request(prompt)
 
@@ -116,11 +118,12 @@ class QueueEngine:
         for request_id in report.finished & self._loading.keys():
             served = self._loading.pop(request_id)
             served.give_up(report.invalid_block_ids)
+            self._fill(served)
             self._run(served)
         for served in [served for served in self._running if served.computed >= served.end]:
             self._running.remove(served)
             self.clocked.finish(served.request)
-            self._pool.release(reversed(served.blocks))
+            self._release(served)
             self.done.append(served)
 
     def _admit(self) -> None:
@@ -131,13 +134,31 @@ class QueueEngine:
             if tokens is None:
                 continue
             self._waiting.remove(served)
-            served.blocks = self._pool.allocate(cdiv(served.end, BLOCK_TOKENS))
+            served.tables = [[self._pool.null_block] * cdiv(served.end, BLOCK_TOKENS) for _ in self._windows]
             served.computed = served.loaded = tokens
-            self.clocked.allocate(served.request, [served.blocks], tokens)
+            self._fill(served)
+            self.clocked.allocate(served.request, served.tables, tokens)
             if tokens:
                 self._loading[served.request.request_id] = served
             else:
                 self._run(served)
+
+    def give_up(self, request_ids: Collection[str]) -> None:
+        """Take requests back that wait."""
+        for served in [served for served in self._waiting if served.request.request_id in request_ids]:
+            self._waiting.remove(served)
+            self.clocked.finish(served.request)
+
+    def _fill(self, served: Served) -> None:
+        """Give a request the blocks that it lacks; none where a window has passed with what it loads."""
+        for table, window in zip(served.tables, self._windows, strict=True):
+            passed = 0 if window is None else served.loaded // BLOCK_TOKENS - window
+            for number in range(max(0, passed), len(table)):
+                if table[number].is_null:
+                    (table[number],) = self._pool.allocate(1)
+
+    def _release(self, served: Served) -> None:
+        self._pool.release([block for table in served.tables for block in reversed(table)])
 
     def _run(self, served: Served) -> None:
         served.waited_s = self.clocked.now_s - self._began_s
@@ -145,10 +166,10 @@ class QueueEngine:
 
     @staticmethod
     def _entry(served: Served, tokens: int) -> ScheduledRequest:
-        ids = () if served.is_known else tuple(block.block_id for block in served.blocks)
         first = not served.is_known
+        ids = tuple([tuple(block.block_id for block in table) if first else () for table in served.tables])
         served.is_known = True
-        return ScheduledRequest(served.request.request_id, served.computed, tokens, (ids,), replaces_table=first)
+        return ScheduledRequest(served.request.request_id, served.computed, tokens, ids, replaces_table=first)
 
     def _advance(self, entries: Sequence[tuple[Served, ScheduledRequest]]) -> float:
         """Count what the step computes. Returns its duration."""
