@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.manager.lower.learned_room import EVICTED_FRAMES_MAX, RETRY_S, STEP_FRAMES, LearnedRoom
+from tierkv.manager.lower.learned_room import EVICTED_FRAMES_MAX, RETRY_S, STEP_FRAMES, USED_RETRY_S, LearnedRoom
 
 FRAME = 100
 
@@ -26,12 +26,12 @@ def test_room_is_won_back_in_growing_steps() -> None:
     """A disk that was cleared is used again, and one that is still full refuses a few frames at a time."""
     room = LearnedRoom(10_000)
     room.refused(4_000, FRAME, 0.0)
-    room.retry(RETRY_S - 0.1)
+    room.retry(4_000, RETRY_S - 0.1)
     assert room.bytes == 4_000
     found = []
     for attempt in range(1, 5):
-        room.retry(attempt * RETRY_S)
-        room.retry(attempt * RETRY_S)
+        room.retry(4_000, attempt * RETRY_S)
+        room.retry(4_000, attempt * RETRY_S)
         found.append(room.bytes)
     assert found == [
         4_000 + STEP_FRAMES * FRAME,
@@ -40,15 +40,33 @@ def test_room_is_won_back_in_growing_steps() -> None:
         10_000,
     ]
     room.refused(6_000, FRAME, 100.0)
-    room.retry(100.0 + RETRY_S)
+    room.retry(6_000, 100.0 + RETRY_S)
     assert room.bytes == 6_000 + STEP_FRAMES * FRAME, "the step after a refusal is the shortest"
+
+
+def test_room_that_is_used_grows_at_once() -> None:
+    """A disk that was full for a second cost a tier a tenth of its hits for a minute, as room came back so slowly."""
+    room, used = LearnedRoom(1_000_000), 400_000
+    room.refused(used, FRAME, 0.0)
+    for second in range(25):
+        room.retry(used, float(second))
+        used = min(used + 10 * FRAME, room.bytes or 0)  # the writes of a second
+    assert used == 400_000 + 148 * FRAME, "no eviction from the second step on"
+    room.refused(used, FRAME, 25.0)
+    refused_room = room.bytes
+    for second in range(10):
+        room.retry(used, 25.0 + second)
+    assert room.bytes == refused_room, "a refusal shows nothing but that the disk is full"
+    room.retry(used, 25.0 + RETRY_S)
+    room.retry(used, 25.0 + RETRY_S + USED_RETRY_S)
+    assert room.bytes == used + STEP_FRAMES * FRAME, "a step that no write has used shows nothing"
 
 
 def test_a_tier_without_a_bound_is_bounded_for_a_while() -> None:
     """Without a capacity the disk alone bounds the tier."""
     room = LearnedRoom(None)
     room.refused(4_000, FRAME, 0.0)
-    room.retry(RETRY_S)
+    room.retry(4_000, RETRY_S)
     assert room.bytes == 4_000 + STEP_FRAMES * FRAME
 
 

@@ -1,7 +1,8 @@
 """Room of a tier whose backend reports that it is full below the tier's capacity, such as on a disk that is too small.
 
 The bytes stored at that moment become the tier's room, so that chunks are evicted in time, instead of one per refused
-write. Room is won back in steps: if the backend takes more, the next step is twice as long, and otherwise the shortest.
+write. Room is won back in steps: if the backend takes more, the next step follows at once and is twice as long. After a
+refusal it is the shortest.
 
 A refusal may have a cause that no eviction removes, such as a file system that copies on write and is full of the files
 of others. So evictions that make no room end after some frames, and go on after a while.
@@ -9,8 +10,12 @@ of others. So evictions that make no room end after some frames, and go on after
 
 from __future__ import annotations
 
+import math
+
 RETRY_S = 10.0
-"""Seconds after a refusal, or after a step, until the next step."""
+"""Seconds after a refusal until the next step, and after a step that no write has used."""
+USED_RETRY_S = 1.0
+"""Seconds after a step until the next one, if the backend holds more than before the step."""
 STEP_FRAMES = 8
 """Frames of the shortest step and of the least room: each of them may be refused."""
 EVICTED_FRAMES_MAX = 64
@@ -29,7 +34,8 @@ class LearnedRoom:
         """Bytes that the tier may hold at present; None: no bound."""
         self._capacity_bytes = capacity_bytes
         self._step_bytes = 0
-        self._again_s = 0.0
+        self._since_s = 0.0  # of the latest refusal or step
+        self._held_bytes = math.inf  # room before the latest step
         self._full_bytes = -1
         self._full_until_s = 0.0
 
@@ -51,14 +57,16 @@ class LearnedRoom:
         self._step_bytes = STEP_FRAMES * frame_bytes
         room = max(known if self.bytes is None else min(self.bytes, known), self._step_bytes)
         self.bytes = room if self._capacity_bytes is None else min(room, self._capacity_bytes)
-        self._again_s = now + RETRY_S
+        self._since_s, self._held_bytes = now, math.inf
         return used_bytes > kept
 
-    def retry(self, now: float) -> None:
-        """Allow one step more if it is due."""
-        if self.bytes is None or self.bytes == self._capacity_bytes or now < self._again_s:
+    def retry(self, used_bytes: int, now: float) -> None:
+        """Allow one step more if it is due. used_bytes: bytes of the stored frames."""
+        if self.bytes is None or self.bytes == self._capacity_bytes:
             return
+        if now < self._since_s + (USED_RETRY_S if used_bytes > self._held_bytes else RETRY_S):
+            return
+        self._since_s, self._held_bytes = now, self.bytes
         room = self.bytes + self._step_bytes
         self.bytes = room if self._capacity_bytes is None else min(room, self._capacity_bytes)
         self._step_bytes *= 2
-        self._again_s = now + RETRY_S

@@ -365,7 +365,7 @@ class LowerTier:
 
     def retry_room(self, now: float) -> None:
         """Try after a while whether a tier that was full below its capacity has more room."""
-        self._room.retry(now)
+        self._room.retry(self.residency.used_bytes, now)
         self.residency.capacity_bytes = self._room.bytes
 
     def write_later(self, key: Key, lease: tuple[int, int]) -> None:
