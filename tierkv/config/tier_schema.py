@@ -138,7 +138,10 @@ class TierConfig(Table):
         "meanwhile. Reads are also counted on their own: if this number fails in a row, the tier is out of service.",
     )
     breaker_cooldown_s: PositiveSeconds = Field(
-        default=5.0, description="Seconds before a tier with an open breaker is tried again."
+        default=5.0,
+        description="Longest time in seconds before a tier with an open breaker is tried again. The first trial of an "
+        "outage follows after an eighth of it, each further one after twice the previous time. A tier that served for "
+        "less than this time goes on where its last outage ended.",
     )
     probe_keys_max: Count = Field(
         default=1024, description="Largest number of chunks per probe. A slow tier gets fewer."

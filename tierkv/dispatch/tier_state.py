@@ -52,7 +52,7 @@ class TierLimits:
     breaker_failures: int = 5
     """Consecutive failed operations that open the breaker."""
     breaker_cooldown_s: float = 5.0
-    """Seconds from the opening of the breaker to the first trial."""
+    """Longest time from the opening of the breaker to a trial, in seconds. The first trial is sooner."""
     trial_deadline_s: float = 2.0
     """Seconds within which a trial must be answered."""
 

@@ -102,7 +102,7 @@ TIER_OUT_OF_SERVICE = _state(
     "tier_out_of_service",
     "tier is out of service",
     *("tier", "reason"),
-    advice="Its chunks are misses. Remove the cause; a trial is sent every `breaker_cooldown_s`.",
+    advice="Its chunks are misses. Remove the cause; trials are sent, at least one every `breaker_cooldown_s`.",
 )
 TIER_IN_SERVICE = _state("tier_in_service", "tier is in service again", "tier", "reason", "seconds_out")
 TIER_NOT_WRITABLE = _state(

@@ -74,7 +74,34 @@ def test_it_opens_exactly_after_failures_in_a_row(story: list[str]) -> None:
         if in_a_row >= 3 and opened_s is None:
             opened_s = now_s
         assert breaker.usable == (opened_s is None)
-        assert breaker.trial_is_due(now_s) == (opened_s is not None and now_s >= opened_s + 5.0)
+        assert breaker.trial_is_due(now_s) == (opened_s is not None and now_s >= opened_s + 5.0 / 8)
+
+
+def test_a_short_outage_ends_soon_and_a_tier_that_flaps_rests() -> None:
+    """A disk that was full for 0.7 s was not written for five: trials come soon at first, then at longer intervals."""
+    breaker, now_s, pauses = Breaker("disk", 1, 8.0), 0.0, []
+
+    def outage(trials: int) -> None:
+        """Let some trials fail, and one succeed; note the time before each."""
+        nonlocal now_s
+        breaker.failed(now_s)
+        for number in range(trials + 1):
+            opened_s = now_s
+            while not breaker.trial_is_due(now_s):
+                now_s += 0.5
+            pauses.append(now_s - opened_s)
+            breaker.trial_began(now_s)
+            breaker.trial_ended(now_s, answered=number == trials)
+
+    outage(5)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    now_s += 7.9  # fails again soon: the tier flaps
+    outage(0)
+    now_s += 8.0
+    outage(0)
+    now_s += 1.0
+    outage(1)
+    assert pauses[6:] == [8.0, 1.0, 2.0, 4.0]
 
 
 def test_it_starts_counting_anew() -> None:
@@ -103,17 +130,17 @@ def test_it_opens_is_reported_once_and_recovers(bench: Bench) -> None:
         assert health.reason == "3 operations in a row failed, the last with: OSError: gone"
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1]), dispatch.submit(Verb.DELETE, [1])) == [REFUSED] * 2
         calls = len(bench.backend.calls)
-        dispatch.clock.advance(9.9)
+        dispatch.clock.advance(1.2)
         dispatch.drain()
-        assert len(bench.backend.calls) == calls
-        dispatch.clock.advance(0.1)  # the first trial fails
+        assert dispatch.dispatcher.pending_trials() == 0
+        dispatch.clock.advance(0.05)  # the first trial fails
         dispatch.drain()
         wait_for(lambda: len(bench.backend.calls) == calls + 1, "the trial")
         wait_for(lambda: dispatch.drain() == [] and dispatch.dispatcher._in_flight == 0, "its end")
         assert dispatch.health() == [False]
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [REFUSED]
         bench.backend.rules.remove(rule)
-        dispatch.clock.advance(10.0)  # the second one does not
+        dispatch.clock.advance(2.5)  # the second one does not
         dispatch.wait_health(False, True)
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [ABSENT]
         stats = dispatch.dispatcher.stats.tiers[0]

@@ -6,6 +6,7 @@ nothing: only a trial closes the breaker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from enum import Enum
 from itertools import count
@@ -51,6 +52,10 @@ BREAKER_STATES = StateMachine("breaker", TABLE)
 """Lookup in the table above."""
 
 
+FIRST_SHARE = 1 / 8
+"""Share of the cooldown before the first trial of an outage. Most outages are short; a tier that flaps gets it all."""
+
+
 def trial_keys() -> Iterator[Key]:
     """Yield keys for trials to probe: no chunk has them, and their absence is a valid answer.
 
@@ -66,7 +71,9 @@ class Breaker:
     Args:
         tier: name of the tier, for error messages.
         failures_max: failures in a row that open it.
-        cooldown_s: seconds between opening and the next trial.
+        cooldown_s: longest time between opening and the next trial, and the shortest time in service after which the
+            next outage is a new one. Its first trial is after :data:`FIRST_SHARE` of it, and each one after twice the
+            previous time.
     """
 
     def __init__(self, tier: str, failures_max: int, cooldown_s: float) -> None:
@@ -74,7 +81,8 @@ class Breaker:
         self._failures_max = failures_max
         self._cooldown_s = cooldown_s
         self._failures = 0
-        self._opened_s = 0.0
+        self._changed_s = -math.inf
+        self._pause_s = cooldown_s
         self._transitions: TransitionLog[Event, State] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self.state = State.CLOSED
         self.usable = True
@@ -99,7 +107,7 @@ class Breaker:
 
     def trial_is_due(self, now_s: float) -> bool:
         """Whether the cooldown is over."""
-        return self.state is State.OPEN and now_s >= self._opened_s + self._cooldown_s
+        return self.state is State.OPEN and now_s >= self._changed_s + self._pause_s
 
     def trial_began(self, now_s: float) -> None:
         """A trial was submitted."""
@@ -115,5 +123,8 @@ class Breaker:
         if after is not before:
             self._transitions.append((event, after))
             self._failures = 0
-            self._opened_s = now_s
+            if after is State.OPEN:
+                is_new = before is State.CLOSED and now_s >= self._changed_s + self._cooldown_s
+                self._pause_s = self._cooldown_s * FIRST_SHARE if is_new else min(2 * self._pause_s, self._cooldown_s)
+            self._changed_s = now_s
         self.state, self.usable = after, after is State.CLOSED

@@ -23,7 +23,7 @@ class WriteGate:
     Args:
         tier: name of the tier.
         failures_max: failed writes in a row that close the gate.
-        cooldown_s: seconds from the closing to the first trial, and between trials.
+        cooldown_s: as of :class:`.Breaker`, from the closing to a trial.
         log: receives a line when the tier is no longer writable, and when it is again.
     """
 
