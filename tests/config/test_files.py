@@ -149,7 +149,11 @@ def test_an_empty_file_gets_an_example(tmp_path: Path, name: str) -> None:
         ("a.toml", "[host]\ncapacity = 8GiB\n", 'text and sizes are written in quotes: capacity = "8GiB"$'),
         ("a.toml", "[[tiers]]\nbackend = disk\n", 'text and sizes are written in quotes: backend = "[.]{3}"$'),
         ("a.toml", "[[tiers]]\npassword = hunter2\n", r'\(at line 2, column \d+\); text .* password = "[.]{3}"$'),
-        ("a.toml", "[host]\na = 1\na = 2\n", r"line 3, column \d+\)$"),
+        (
+            "a.toml",
+            "[host]\na = 1\na = 2\nb = 3\n",
+            r"line 3, column \d+\); key 'a' occurs twice in one table; keep one$",
+        ),
         ("a.toml", "[host]\na = 1\na = 2\n", "is not valid TOML: .*line 3"),
         ("a.toml", "[host]\n[host]\n", "is not valid TOML: .*line 2"),
         ("a.toml", f"a = {'9' * 5000}", "is not valid TOML: "),

@@ -104,17 +104,19 @@ def _parse_toml(text: str) -> object:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        raise _SyntaxFaultError(f"is not valid TOML: {error}{_missing_quotes(text, str(error))}") from error
+        raise _SyntaxFaultError(f"is not valid TOML: {error}{_hint(text, str(error))}") from error
 
 
 _SIZE = re.compile(r"[0-9.]+ ?[KMGTP]?i?B?")
 
 
-def _missing_quotes(text: str, error: str) -> str:
-    """Return a hint where the line of a TOML error has text without quotes, such as a size; otherwise empty."""
+def _hint(text: str, error: str) -> str:
+    """Return a hint where the line of a TOML error repeats a key, or has text without quotes, such as a size."""
     place = re.search(r"\(at line (\d+)", error)
     line = text.splitlines()[int(place[1]) - 1].strip() if place else ""
     key, _, value = (part.strip() for part in line.partition("="))
+    if error.startswith("Cannot overwrite a value"):
+        return f"; key {key!r} occurs twice in one table; keep one"
     if not re.fullmatch(r"[\w.-]+", key) or not re.fullmatch(r"[\w./:+ -]+", value):
         return ""
     try:
