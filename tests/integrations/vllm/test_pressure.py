@@ -70,6 +70,19 @@ def test_prompts_whose_loads_failed_are_computed_though_they_reserve_all_blocks(
     assert tokens_of(again) == plain_tokens("llama", asked, 16)
 
 
+def test_the_spec_offers_no_load_again_after_one_failed(start_engine: StartEngine, plain_tokens: PlainTokens) -> None:
+    """VLLM reserves the blocks of such prompts there, too. They are served without tierkv from then on, so vLLM has no
+    load to refuse for them, and computes them before it asks for others."""
+    asked = prompts("reserved", 8)
+    stack = {"host": {"capacity": "16MiB"}, "lookup": {"recompute": "off"}}
+    with start_engine(EngineSetup("spec", stack), {"TIERKV_VALIDATE": "0"}) as engine:
+        told = engine.call("vllm_faults:serve_with_broken_loads", prompts=asked)
+        counters = engine.call("vllm_scenarios:counters")
+    assert len(told["failed"]) == len(asked)
+    assert counters["requests_dropped"] == len(asked)
+    assert tokens_of(told["known"]) == tokens_of(told["first"]) == plain_tokens("llama", asked, 16)
+
+
 @pytest.fixture(scope="module")
 def tight_engine(
     seam: Seam, start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory
