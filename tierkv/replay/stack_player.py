@@ -132,8 +132,7 @@ class StackPlayer:
             self._first_s = request.at_s
         self._now_s, self._minute = request.at_s, int((request.at_s - self._first_s) // MINUTE_S)
         scheduler, played = self.core.scheduler, _PlayedRequest(number, request, self._chunk_tokens)
-        missing = len(request.keys) + 2 - len(self._blocks)
-        self._blocks.extend(_Block(len(self._blocks) + i + 1) for i in range(missing))
+        self._blocks += map(_Block, range(len(self._blocks) + 1, len(request.keys) + 3))
         self._begin_step()
         scheduler.on_new_request(played)
         tokens = self._answer(played)

@@ -132,6 +132,17 @@ def test_a_hole_in_a_window_is_refused() -> None:
     assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
 
 
+def test_a_block_that_would_be_loaded_twice_is_refused() -> None:
+    """The second chunk would overwrite the first one, and the engine would compute behind other tokens' KV."""
+    core = make_core()
+    request = core.request(12)
+    assert offered(core, request) == 12
+    with pytest.raises(EngineProtocolError, match="'a', group 0: two blocks to load have the id 3") as error:
+        core.scheduler.update_state_after_alloc(request, [blocks([3, 4, 3])], 12)
+    assert error.value.request_id == request.request_id
+    assert load(core, request, [blocks([3, 4, 5])], 12).block_ids == (3, 4, 5)
+
+
 @pytest.mark.parametrize("group", [full(), window(8), ssm()], ids=["full", "window", "state"])
 def test_a_null_block_at_the_end_of_a_hit_is_refused(group: GroupSpec) -> None:
     """With nothing but null blocks, the load would end at once, and the engine would compute behind no data."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -215,9 +216,10 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
 
     Raises:
         EngineProtocolError: a table is too short, covers locally computed tokens with unfilled blocks, has more blocks
-            to fill than a window needs, or the null block among them, or where the hit ends.
+            to fill than a window needs, the null block or a block twice among them, or the null block where the hit
+            ends.
     """
-    total = computed_tokens + external_tokens
+    total, request_id = computed_tokens + external_tokens, record.ctx.request_id
     keys: list[Sequence[Key]] = []
     chunk_groups: tuple[int, ...] = ()
     to_fill: list[Sequence[Block]] = []
@@ -227,7 +229,6 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
     is_split = not geometry.has_windows and len(geometry.groups) == 1
     ids_max = chunks_max * geometry.blocks_per_chunk if is_split else math.inf
     for group, table in zip(geometry.groups, blocks, strict=True):
-        request_id = record.ctx.request_id
         end = cdiv(total, group.block_tokens)
         if len(table) < end:
             raise _refusal(request_id, group, f"{len(table)} blocks for {total} tokens, {end} are needed")
@@ -245,6 +246,9 @@ def plan_load(  # noqa: PLR0913, PLR0917 - a load and its bound
                 null = first + ids.index(NULL_BLOCK_ID)
                 why = f"block {null} is the null block, but block {first} before it is to be loaded"
                 raise _refusal(request_id, group, why)
+            if len(set(ids)) < len(ids):
+                twice = next(block for block, count in Counter(ids).items() if count > 1)
+                raise _refusal(request_id, group, f"two blocks to load have the id {twice}: give each its own")
             block_ids += ids
     reads_late = len(block_ids) < sum(sizes)
     ids_of_all = LateBlockIds(to_fill[0]) if reads_late else tuple(block_ids)
