@@ -55,6 +55,23 @@ def test_a_reset_reaches_every_tier_unless_the_host_tier_is_named(
     assert tokens_of(after["host"]) != tokens_of(after[None])
 
 
+def test_weights_replaced_while_the_engine_sleeps_find_nothing_of_the_old_ones(
+    seam: Seam, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """Trainers put the engine to sleep, load other weights, and wake it up. No call names these weights to tierkv."""
+    asked = prompts("asleep", 3)
+    with start_engine(setup_of(seam, tmp_path, None)) as engine:
+        first = engine.call("vllm_scenarios:serve", prompts=asked)
+        assert engine.call("vllm_scenarios:flush")
+        engine.call(f"{HERE}:replace_weights_asleep")
+        after = engine.call("vllm_scenarios:serve", prompts=asked)
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert tokens_of(after) != tokens_of(first)
+    assert cached_of(after) == [0] * 3
+    assert cached_of(again) == [CACHED] * 3
+    assert tokens_of(again) == tokens_of(after)
+
+
 def test_requests_that_a_reset_preempts_go_on_from_the_tiers(
     seam: Seam, start_engine: StartEngine, tmp_path: Path, plain_tokens: PlainTokens
 ) -> None:
