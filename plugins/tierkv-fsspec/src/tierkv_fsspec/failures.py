@@ -32,6 +32,7 @@ class FailureKind(Enum):
     WRONG_CREDENTIALS = "the credentials are wrong"
     WRONG_CLOCK = "the clocks of this machine and of the server differ"
     DOWN = "no connection"
+    UNTRUSTED = "the certificate of the server is refused"
     BUSY = "it cannot be served now"
     LATE = "no answer in time"
     DAMAGED = "the answer was damaged on its way"
@@ -43,6 +44,7 @@ class FailureKind(Enum):
 
 _ERRORS: dict[FailureKind, type[BackendError]] = {
     FailureKind.DOWN: BackendUnavailableError,
+    FailureKind.UNTRUSTED: BackendUnavailableError,
     FailureKind.BUSY: BackendUnavailableError,
     FailureKind.LATE: DeadlineExceededError,
     FailureKind.DAMAGED: BackendUnavailableError,
@@ -60,6 +62,9 @@ FIXES = {
     ),
     FailureKind.WRONG_CLOCK: "set the clock of this machine, or of the server",
     FailureKind.DOWN: "check that the server runs and that endpoint_url and the network to it are right",
+    FailureKind.UNTRUSTED: (
+        "renew it, correct its names, or let this machine trust its issuer: SSL_CERT_FILE, and AWS_CA_BUNDLE for s3fs"
+    ),
     FailureKind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
     FailureKind.BUSY: "try again later",
     FailureKind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
@@ -158,6 +163,7 @@ _ERRNOS = {
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)|certificate verify failed: ([^(\n]{1,100})")
 _HIDE = re.compile(
     r"(?is)(?:AKIA|ASIA)[A-Z0-9]{12,}"
     r"|<(AWSAccessKeyId|StringToSign\w*|SignatureProvided|CanonicalRequest\w*)>.*?</\1>"
@@ -181,6 +187,8 @@ class Failure:
         text = " ".join(str(link) for link in chain)
         status = next((_status(link) for link in chain if _status(link)), None)
         code = next((found for link in chain if (found := _code(link))), "")
+        if refused := _CERTIFICATE.search(text):  # the libraries say it last in a long text
+            return cls(FailureKind.UNTRUSTED, (refused[1] or refused[2]).removesuffix("Context").strip(" .,"))
         kind = _CODES.get(code) or _kind_of_chain(chain, text) or _kind_of_status(status) or FailureKind.OTHER
         return cls(kind, _detail(error, text, status, code))
 
