@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -40,7 +41,7 @@ from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePol
 from tierkv.scheduler.wiring import WiredCore
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.tier_ops import TierOp
+from tierkv.types.tier_ops import TierContent, TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
@@ -82,7 +83,7 @@ class Steps:
         lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy(policy, resident))
         self.core: WiredCore = make_core(resident, policy=policy, lower=[lower])
         fill(self.core.host, itertools.chain.from_iterable(host_keys))
-        lower.load_index((key, size) for key in itertools.chain.from_iterable(below))
+        lower.load_index(TierContent([*itertools.chain.from_iterable(below)], array("Q", [size]) * resident))
         self.busy = BusyTier(resident, copy_bytes)
         self._readable = itertools.cycle(host_keys[len(host_keys) // 2 :])
         self._below = itertools.cycle(below[len(below) // 2 :])

@@ -9,6 +9,7 @@ these keys in Python: a dict from key to an integer.
 from __future__ import annotations
 
 import tracemalloc
+from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -24,6 +25,7 @@ from tierkv.scheduler.wiring import WiredCore
 from tierkv.structures.columns import column
 from tierkv.structures.ranks import ranks_of
 from tierkv.types.keys import Key
+from tierkv.types.tier_ops import TierContent
 
 TARGET = Target("measured", "<=", 200.0)
 PROMPT_CHUNKS = 256
@@ -114,5 +116,5 @@ def _filled_lower(keys: list[Key]) -> LowerTier:
     limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
     lower = LowerTier(0, "lower", CAPABILITIES, limits, open_policy("lru", len(keys)))
     size = frame_bytes(1 << 21)
-    lower.load_index((key, size) for key in keys)
+    lower.load_index(TierContent(keys, array("Q", [size]) * len(keys)))
     return lower

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.structures.key_table import KeyDirectory
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import UNWANTED, Completion, Outcome, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import UNWANTED, Completion, Outcome, OutcomeKind, TierContent, TierOp, Verb
 
 CAPABILITIES = Capabilities(
     durable=True,
@@ -57,7 +58,7 @@ def local_tiers(payload_bytes: int, stored: Sequence[Sequence[Key]]) -> list[Low
     for index, keys in enumerate(stored):
         policy = open_policy("lru", max(1, len(keys)))
         tier = LowerTier(index, f"tier-{index}", CAPABILITIES, limits, policy, directory)
-        tier.load_index((key, size) for key in keys)
+        tier.load_index(TierContent(keys, array("Q", [size]) * len(keys)))
         tiers.append(tier)
     return tiers
 

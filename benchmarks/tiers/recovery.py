@@ -19,7 +19,7 @@ from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, 
 from benchmarks.rows import Row, Target
 from benchmarks.tiers.rig import NAMESPACE
 from tierkv.abc import BackendContext
-from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.dispatch import Dispatcher, ScanResult, TierLimits
 from tierkv.frames.frame import frame_bytes
 from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
@@ -48,27 +48,27 @@ class FilledDirectory:
 
     def open(self, parts: dict[str, list[float]]) -> Cost:
         """Open, scan through the dispatcher, fill the manager's index; then close, outside of the measured time."""
-        dispatchers: list[Dispatcher] = []
+        opened: list[tuple[Dispatcher, LowerTier, ScanResult]] = []  # kept, because freeing takes time
 
         def whole() -> None:
             began_s = time.perf_counter()
             backend = open_backend(self.context, self.options)
             opened_s = time.perf_counter()
             dispatcher = self._dispatcher(backend)
-            dispatchers.append(dispatcher)
             (result,) = dispatcher.scan_all(300.0)
             scanned_s = time.perf_counter()
             limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
             lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
-            lower.load_index(result.entries)
-            if len(lower.residency) != self.chunks:
-                raise RuntimeError(f"{len(lower.residency)} chunks came back of {self.chunks} ({result.error})")
+            lower.load_index(result.content)
+            opened.append((dispatcher, lower, result))
             parts["plugin"].append(opened_s - began_s)
             parts["scan"].append(scanned_s - opened_s)
             parts["index"].append(time.perf_counter() - scanned_s)
 
         cost = timed(whole)
-        for dispatcher in dispatchers:
+        for dispatcher, lower, result in opened:
+            if len(lower.residency) != self.chunks:
+                raise RuntimeError(f"{len(lower.residency)} chunks came back of {self.chunks} ({result.error})")
             dispatcher.close(10.0)
         return cost
 

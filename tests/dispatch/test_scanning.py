@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from at_rest import content_of
 from dispatch_bench import KEYS, PATIENCE_S, DispatchBench, dispatching, wait_for
 from tier_bench import Bench, make_bench
 
@@ -27,7 +28,8 @@ def test_entries_of_every_tier_that_supports_scans(bench: Bench, tmp_path: Path)
         (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
         assert (result.tier, result.error, result.timed_out) == (1, "", False)
         frame_bytes = bench.file(KEYS[0]).stat().st_size
-        assert set(result.entries) == {(key, frame_bytes) for key in KEYS[:5]}
+        assert set(result.content.keys) == set(KEYS[:5])
+        assert list(result.content.frame_bytes) == [frame_bytes] * 5
         assert dispatch.drain() == []
 
 
@@ -36,7 +38,7 @@ def test_an_async_backend_is_scanned_too(async_bench: Bench) -> None:
     with dispatching(async_bench, async_bench.tier(asynchronous=True, capabilities=SCAN)) as dispatch:
         dispatch.wait(dispatch.write(3, 3))
         (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
-        assert [key for key, _ in result.entries] == [KEYS[3]]
+        assert list(result.content.keys) == [KEYS[3]]
 
 
 def failing_halfway() -> Iterator[object]:
@@ -54,7 +56,8 @@ def failing_halfway() -> Iterator[object]:
         ([Entry(Key(b"k" * 257), 1)], "invalid entry"),
         ([Entry("key", 1)], "invalid entry"),  # type: ignore[arg-type]  # the lie
         ([Entry(KEYS[0], -1)], "invalid entry"),
-        ([Entry(KEYS[0], 1, -1)], "invalid entry"),
+        ([Entry(KEYS[0], 1 << 64)], "invalid entry"),
+        ([*[Entry(key, 1) for key in KEYS], Entry(KEYS[0], 1, -1)], "invalid entry Entry(key=b'"),
         ([Entry(KEYS[0], 1, 1 << 64)], "invalid entry"),
         ([Entry(KEYS[0], 1, 1.0)], "invalid entry"),  # type: ignore[arg-type]  # the lie
         ([Entry(KEYS[0], "1")], "invalid entry"),  # type: ignore[arg-type]  # the lie
@@ -67,7 +70,7 @@ def test_a_tier_whose_scan_fails_is_unusable(bench: Bench, entries: Any, error: 
     with dispatching(bench, bench.tier(capabilities=SCAN)) as dispatch:
         (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
         assert error in result.error
-        assert (list(result.entries), result.timed_out) == ([], False)
+        assert (list(result.content.keys), result.timed_out) == ([], False)
         dispatch.drain()
         assert dispatch.health() == [False]
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[OutcomeKind.REFUSED]]
@@ -79,8 +82,8 @@ def test_a_hanging_scan_is_abandoned(bench: Bench, tmp_path: Path, gate: Event) 
     bench.backend.add("scan", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=SCAN), other.tier(capabilities=SCAN)) as dispatch:
         slow, fine = dispatch.dispatcher.scan_all(0.05)
-        assert (slow.timed_out, "0.05 seconds" in slow.error, list(slow.entries)) == (True, True, [])
-        assert (fine.timed_out, fine.error, list(fine.entries)) == (False, "", [])
+        assert (slow.timed_out, "0.05 seconds" in slow.error, list(slow.content.keys)) == (True, True, [])
+        assert (fine.timed_out, fine.error, list(fine.content.keys)) == (False, "", [])
         dispatch.drain()
         assert dispatch.health() == [False]
         dispatch.clock.advance(1000.0)
@@ -89,7 +92,7 @@ def test_a_hanging_scan_is_abandoned(bench: Bench, tmp_path: Path, gate: Event) 
         assert dispatch.dispatcher.pending_trials() == 1
         gate.set()
         dispatch.wait_health(False, True)
-        assert listings(dispatch) == [TierListing(0, [], (), is_last=True)]
+        assert listings(dispatch) == [TierListing(0, content_of([]), is_last=True)]
 
 
 def listings(dispatch: DispatchBench) -> list[TierListing]:
@@ -120,8 +123,8 @@ def test_a_tier_serves_when_a_later_scan_has_listed_it(bench: Bench) -> None:
             pass
         assert dispatch.health() == [False, True]
         parts = listings(dispatch)
-        assert [len(part.entries) for part in parts] == [4, 2]
+        assert [len(part.content) for part in parts] == [4, 2]
         assert [part.is_last for part in parts] == [False, True]
-        assert {key for part in parts for key, _ in part.entries} == set(KEYS[:6])
+        assert {key for part in parts for key in part.content.keys} == set(KEYS[:6])
         assert dispatch.reports.index(parts[-1]) == len(dispatch.reports) - 2, "the tier is in service after the list"
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[OutcomeKind.OK]]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
+from at_rest import content_of
 from calls import calls_of
 from core_parts import DISK, Core, disk, make_core, objects
 
@@ -107,7 +108,7 @@ def test_sources_as_tier_by_tier() -> None:
         core = _scattered(rng)
         if rng.random() < 1 / 2:
             late = LowerTier(3, "late", DISK, core.lower[0].limits, LruPolicy())
-            late.load_index([(key, 8192) for key in rng.sample(KEYS, 120)])
+            late.load_index(content_of([(key, 8192) for key in rng.sample(KEYS, 120)]))
             core.manager.attach(late, before=rng.choice((None, "fast", "slow")))
         now, tiers = core.now, core.manager.tiers.in_service
         for trusting in (False, True):

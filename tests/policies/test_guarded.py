@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import pytest
+from at_rest import content_of
 from core_parts import DISK, FRAME_BYTES
 from panics import Panic
 
@@ -227,7 +228,7 @@ def test_a_policy_below_may_refuse_newcomers() -> None:
     """A lower tier is not written chunks that its policy refuses."""
     limits = LowerTierLimits(2 * FRAME_BYTES, write=WritePolicy.THROUGH, queue_chunks_max=10)
     lower = LowerTier(0, "disk", DISK, limits, SecondSight())
-    lower.load_index([(key, FRAME_BYTES) for key in run(90, 2)])
+    lower.load_index(content_of([(key, FRAME_BYTES) for key in run(90, 2)]))
     manager = manager_over(LruPolicy(), 8, lower)
     store(manager, run(0, 3))
     assert not manager.take_ops()

@@ -38,6 +38,18 @@ def test_moves_agree_with_a_list(seed: int) -> None:
         assert order_of(rings) == model
 
 
+@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize("newer", [~0, 2, 200])
+def test_long_runs_are_inserted_as_one_by_one(step: int, newer: int) -> None:
+    """An index of a million chunks is entered at an open, whose handles follow one another."""
+    rings, run = Rings(1, None), range(3, 200)[::step]
+    rings.append(0, [0, 1, 2, 200, 201])
+    rings.insert(run, newer)
+    model = [0, 1, 2, 200, 201]
+    at = model.index(newer) if newer in model else len(model)
+    assert order_of(rings) == [*model[:at], *run, *model[at:]]
+
+
 class CountedColumn(list[int]):
     """Column that counts the entries that are written."""
 

@@ -22,7 +22,8 @@ def write(ranks: WrittenRanks, request_id: str, ends: Sequence[int], before: int
 
 def order_of(*chunks: int) -> list[int] | None:
     """Order of an index."""
-    return eviction_order(array("Q", chunks))
+    order = eviction_order(array("Q", chunks))
+    return None if order is None else order.tolist()
 
 
 def test_order_of_an_index() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from at_rest import content_of
 from core_memory import BedMemory
 from core_mirror import BlockMirror
 from core_parts import Core, TierSpec, make_core
@@ -206,7 +207,7 @@ class Bed:
                 if (chunks is None or i in chunks) and key not in leaving:
                     store.frames[key] = core.truth.payloads[key]
         if store.spec.capabilities.authoritative_index:
-            core.lower[tier].load_index((key, 4096 + len(frame)) for key, frame in store.frames.items())
+            core.lower[tier].load_index(content_of((key, 4096 + len(frame)) for key, frame in store.frames.items()))
             self.residents[store.spec.name] |= store.frames.keys() - leaving
 
     def run_transfers(self) -> None:

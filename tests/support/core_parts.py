@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from at_rest import content_of
 from core_truth import BedRequest, Truth, engine_spec
 
 from tierkv.abc import Capabilities, EvictionPolicy
@@ -124,7 +125,7 @@ class Core:
 
     def keep_below(self, keys: Sequence[Key], tier: int = 0) -> None:
         """Put chunks into a lower tier with an index."""
-        self.lower[tier].load_index([(key, FRAME_BYTES) for key in keys])
+        self.lower[tier].load_index(content_of([(key, FRAME_BYTES) for key in keys]))
 
     def finish(
         self, op: TierOp, kind: OutcomeKind | Sequence[OutcomeKind] = OutcomeKind.OK, elapsed_s: float = 0.0

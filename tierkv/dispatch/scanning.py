@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from tierkv.dispatch.threads.spawn import OneShot, Spawn, wait_until
 from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
-from tierkv.types.keys import Key
-from tierkv.types.tier_ops import LISTED_PER_KEY, TierListing
+from tierkv.types.tier_ops import LISTED_PER_KEY, TierContent, TierListing
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +22,8 @@ class ScanResult:
 
     tier: int
     """Position of the tier in the scanned sequence, from 0."""
-    entries: Sequence[tuple[Key, int]] = field(default=(), repr=False)
-    """Keys with the bytes of their frames; empty after an error."""
-    ranks: Sequence[int] = field(default=(), repr=False)
-    """Written rank of each; empty if none is known."""
+    content: TierContent = field(default_factory=TierContent, repr=False)
+    """Its content; empty after an error."""
     error: str = ""
     """Reason of a failure; empty after a success."""
     timed_out: bool = False
@@ -62,7 +59,7 @@ class Scan:
 
     def _run(self) -> None:
         try:
-            self.result = ScanResult(self.index, *self._tier.scan_entries())
+            self.result = ScanResult(self.index, self._tier.scan_content())
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything; the tier starts without entries
             self.result = ScanResult(self.index, error=explain(error))
 
@@ -97,8 +94,7 @@ class Relisting:
         """Take the next part of the content, at the cost of up to ``keys_max`` key operations, or one."""
         result, first = self._scan.result or ScanResult(self._scan.index), self._reported
         stop = self._reported = first + max(1, keys_max) * LISTED_PER_KEY
-        is_last = stop >= len(result.entries)
-        return TierListing(result.tier, result.entries[first:stop], result.ranks[first:stop], is_last)
+        return TierListing(result.tier, result.content.part(first, stop), stop >= len(result.content))
 
 
 def scan_all(

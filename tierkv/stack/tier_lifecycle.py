@@ -40,7 +40,7 @@ from tierkv.plugins.registry import PluginRegistry
 from tierkv.stack.tier_factory import TierFactory, dispatch_limits, held_by, share_host_slots
 from tierkv.stack.timed_opening import AbsentTier, UnusedTiers, close_backend, open_within
 from tierkv.tiers.tier import Tier
-from tierkv.types.keys import Key
+from tierkv.types.tier_ops import TierContent
 
 _log = logging.getLogger(__name__)
 
@@ -182,9 +182,9 @@ class TierChanges:
     def _prepared(self, resolved: ResolvedTier, tier: Tier, before: str | None, scan_timeout_s: float) -> _Attachment:
         """List what an opened tier holds. The tier is closed if that fails."""
         try:
-            entries, ranks = self._scan(tier, scan_timeout_s)
+            content = self._scan(tier, scan_timeout_s)
             lower = self._factory.tables.make_table(next(self._indices), resolved, tier.backend)
-            lower.load_index(entries, ranks)
+            lower.load_index(content)
         except BaseException:
             close_backend(tier.backend)
             raise
@@ -242,13 +242,13 @@ class TierChanges:
     def _codecs_for(self, tier: ResolvedTier) -> Mapping[str, Codec]:
         return self._codecs if tier.codec.name in self._codecs else self._factory.open_codecs([tier])
 
-    def _scan(self, tier: Tier, timeout_s: float) -> tuple[Sequence[tuple[Key, int]], Sequence[int]]:
+    def _scan(self, tier: Tier, timeout_s: float) -> TierContent:
         runtime = self._runtime
         for result in scan_all([tier], timeout_s, runtime.clock, runtime.engine_sleep, runtime.spawn):
             if result.error:
                 raise BackendError(f"cannot tell what it holds: {result.error}", tier=tier.name)
-            return result.entries, result.ranks
-        return (), ()
+            return result.content
+        return TierContent()
 
     def _open_again(self, absent: AbsentTier) -> None:
         """Try to open an absent tier, on a thread of its own."""

@@ -335,7 +335,7 @@ def _list_contents(opened: OpenedTiers) -> None:
     """Index the stored chunks of each tier. A tier that cannot list them is out of service until it can."""
     for result in opened.dispatcher.scan_all(SCAN_TIMEOUT_S):
         opened.lower[result.tier].knows_content = not result.error
-        opened.lower[result.tier].load_index(result.entries, result.ranks)
+        opened.lower[result.tier].load_index(result.content)
 
 
 def _log_opening(plan: StackPlan, opened: OpenedTiers) -> None:

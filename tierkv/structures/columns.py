@@ -60,6 +60,9 @@ def run_of(numbers: Sequence[int]) -> slice | None:
         return None
     first, last = numbers[0], numbers[-1]
     step = 1 if last > first else -1
-    if (last - first) * step != len(numbers) - 1 or [*numbers] != [*range(first, last + step, step)]:
+    if (last - first) * step != len(numbers) - 1:
+        return None
+    run = range(first, last + step, step)
+    if numbers != run and [*numbers] != [*run]:  # the first comparison finds ranges, of a million as well
         return None
     return slice(min(first, last), max(first, last) + 1)

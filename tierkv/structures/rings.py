@@ -5,10 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from tierkv.structures.columns import column, grown, longer
+import numpy as np
+
+from tierkv.structures.columns import column, grown, longer, run_of
 
 PASSED_OVER_MAX = 8192
 """Pinned handles that one choice of victims skips before it gives up for now: half a millisecond's work."""
+
+LOOPED_MAX = 64
+"""Most handles for which a loop takes no longer than a few calls for all of them."""
 
 HANDLES_MIN = 4096
 """Handles for which there is room from the start."""
@@ -71,10 +76,19 @@ class Rings:
         """
         following, previous = self.next, self.previous
         last = previous[newer]
-        for handle in handles:
-            following[last] = handle
-            previous[handle] = last
-            last = handle
+        run = run_of(handles) if handles[LOOPED_MAX:] else None  # no call for a short batch
+        if run is None:
+            for handle in handles:
+                following[last] = handle
+                previous[handle] = last
+                last = handle
+        else:  # as at an open, of a million chunks
+            first, stop = run.start, run.stop
+            upward, downward = (following, previous) if handles[0] == first else (previous, following)
+            neighbours = np.arange(first, stop, dtype=np.int32).data
+            upward[first : stop - 1] = neighbours[1:]
+            downward[first + 1 : stop] = neighbours[:-1]
+            following[last], previous[handles[0]], last = handles[0], last, handles[-1]
         following[last] = newer
         previous[newer] = last
 

@@ -13,6 +13,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from tierkv.structures.columns import column, grown, longer
 
@@ -97,7 +98,7 @@ class WrittenColumn:
         known, first = self._ranks, rows[0]
         # As at an open, of a million chunks.
         if len(ranks) > 1 and (isinstance(rows, range) or rows == [*range(first, first + len(rows))]):
-            known[first : first + len(rows)] = memoryview(array("Q", ranks))
+            known[first : first + len(rows)] = memoryview(ranks if isinstance(ranks, array) else array("Q", ranks))
             return
         for row, rank in zip(rows, ranks if len(ranks) else bytes(len(rows)), strict=True):
             known[row] = rank
@@ -107,7 +108,7 @@ class WrittenColumn:
         return self._ranks[row] if row < len(self._ranks) else 0
 
 
-def eviction_order(ranks: array[int]) -> list[int] | None:
+def eviction_order(ranks: array[int]) -> npt.NDArray[np.intp] | None:
     """Order in which stored chunks are to be evicted, for a tier whose chunks come from its backend's index.
 
     Requests are in the order of their last chunk, and the chunks of each request tail first. The chunks that a request
@@ -127,8 +128,12 @@ def eviction_order(ranks: array[int]) -> list[int] | None:
     moments = np.arange(len(known), dtype=np.int64)
     moments[ranked] = _moments(np.frombuffer(ranks, np.uint64)[ranked], ranked)
     keys = moments << DEPTH_BITS | (~known & _DEPTH_MAX)  # one column to sort
-    order: list[int] = np.argsort(keys, kind="stable").tolist()
-    return order
+    return np.argsort(keys, kind="stable")
+
+
+def reordered(numbers: array[int], order: npt.NDArray[np.intp]) -> array[int]:
+    """Numbers of type "Q" at the positions of ``order``."""
+    return array("Q", np.frombuffer(numbers, np.uint64)[order].tobytes())
 
 
 def _moments(ranks: Any, written: Any) -> Any:  # noqa: ANN401 - numpy arrays: 64 bits a chunk

@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 from tierkv.abc.backend import Entry
 from tierkv.errors import (
@@ -20,15 +21,19 @@ from tierkv.errors import (
     UnreadableFrameError,
 )
 from tierkv.frames.frame import KEY_BYTES_MAX, CutFrameError, NoFrameError, OtherFrameError
-from tierkv.structures.written_order import RANK_MAX, eviction_order
+from tierkv.structures.written_order import eviction_order, reordered
 from tierkv.tiers.framing import ClearFrameError, NotForThisTierError
 from tierkv.tiers.retry import KeyResult
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import Outcome, OutcomeKind
+from tierkv.types.tier_ops import Outcome, OutcomeKind, TierContent
 
 ERROR_CHARS_MAX = 600
 """Characters of an error text that are kept, because outcomes are logged. Messages end with the fix."""
 
+ENTRIES_AT_ONCE = 500
+"""Entries of a scan that are checked at once. Garbage collections visit those that are alive: more take longer."""
+
+_KEY_LENGTHS = frozenset(range(1, KEY_BYTES_MAX + 1))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -58,7 +63,7 @@ def checked_results(results: object, count: int, is_allowed: Callable[[object], 
     return checked
 
 
-def checked_entries(entries: Iterable[object], tier: str) -> tuple[list[tuple[Key, int]], Sequence[int]]:
+def checked_content(entries: Iterable[object], tier: str) -> TierContent:
     """Check the entries of a scan. Written for speed: there may be millions.
 
     Args:
@@ -66,28 +71,37 @@ def checked_entries(entries: Iterable[object], tier: str) -> tuple[list[tuple[Ke
         tier: name of the tier, for the message.
 
     Returns:
-        Keys with the bytes of their frames, in the order in which they are to be evicted: see
-        :func:`~tierkv.structures.written_order.eviction_order`. Plain tuples, because garbage collections, which run
-        meanwhile, untrack them, but not instances of subclasses. And the written rank of each; empty if none is known.
+        The chunks, in the order of :func:`~tierkv.structures.written_order.eviction_order`.
 
     Raises:
         BackendError: an entry is invalid.
     """
-    checked: list[tuple[Key, int]] = []
-    ranks = array("Q")
-    for entry in entries:
-        if isinstance(entry, Entry):
-            key, size, rank = entry
-            is_frame = type(key) is bytes and 1 <= len(key) <= KEY_BYTES_MAX and type(size) is int and size >= 0
-            if is_frame and type(rank) is int and 0 <= rank <= RANK_MAX:
-                checked.append((key, size))
-                ranks.append(rank)
-                continue
-        raise BackendError(f"backend returned the invalid entry {describe(entry)}", tier=tier)
+    keys, sizes, ranks, rest = list[Key](), array("Q"), array("Q"), iter(entries)
+    while some := [*islice(rest, ENTRIES_AT_ONCE)]:
+        columns = _columns_of(some)
+        if columns is None:
+            wrong = next(entry for entry in some if _columns_of([entry]) is None)
+            raise BackendError(f"backend returned the invalid entry {describe(wrong)}", tier=tier)
+        keys += columns[0]
+        sizes.extend(columns[1])
+        ranks.extend(columns[2])
     order = eviction_order(ranks)
     if order is None:
-        return checked, ()
-    return list(map(checked.__getitem__, order)), array("Q", map(ranks.__getitem__, order))
+        return TierContent(keys, sizes)
+    return TierContent([*map(keys.__getitem__, order.tolist())], reordered(sizes, order), reordered(ranks, order))
+
+
+def _columns_of(entries: Sequence[object]) -> tuple[Sequence[Key], array[int], array[int]] | None:
+    """Keys, bytes and ranks of entries of a scan; None if one of them is invalid. No Python code runs per entry."""
+    if not all(issubclass(kind, Entry) for kind in set(map(type, entries))):
+        return None
+    keys, sizes, ranks = zip(*cast("Sequence[Entry]", entries), strict=True)
+    if set(map(type, keys)) != {bytes} or not {*map(len, keys)} <= _KEY_LENGTHS:
+        return None
+    try:
+        return keys, array("Q", sizes), array("Q", ranks)
+    except (TypeError, OverflowError):  # no integer, or out of bounds
+        return None
 
 
 def failed_result(error: BaseException) -> KeyResult:

@@ -41,11 +41,11 @@ from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, ClearFrameError, Framer, FrameRules
 from tierkv.tiers.read_buffers import ReadBuffers
-from tierkv.tiers.results import checked_entries, checked_results, damaged_answer, failed_result
+from tierkv.tiers.results import checked_content, checked_results, damaged_answer, failed_result
 from tierkv.tiers.retry import KeyResult, OpResult, Retrier, RetryLimits, Timing
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
+from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, TierContent, Verb
 from tierkv.types.transfers import SlotRef
 
 _SLOTTED = frozenset({Verb.READ, Verb.WRITE})
@@ -197,10 +197,8 @@ class Tier:
         with lines_of_tier(self.name, self.log.note):
             await self._verbs.close()
 
-    def scan_entries(self) -> tuple[list[tuple[Key, int]], Sequence[int]]:
-        """List the stored keys with the bytes of their frames, in the order in which they are to be evicted.
-
-        And the written rank of each; empty if none is known.
+    def scan_content(self) -> TierContent:
+        """List the stored chunks.
 
         Only for a backend that declares ``scan``. Blocks.
 
@@ -209,7 +207,7 @@ class Tier:
             Exception: any error of the backend.
         """
         with lines_of_tier(self.name, self.log.note):
-            return checked_entries(cast("SupportsScan", self.backend).scan(), self.name)
+            return checked_content(cast("SupportsScan", self.backend).scan(), self.name)
 
     async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
         if self._read_buffers is not None:

@@ -7,9 +7,11 @@ uses its slots.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 from tierkv.types.geometry import cdiv
@@ -139,6 +141,28 @@ LISTED_PER_KEY = 4
 
 
 @dataclass(frozen=True, slots=True)
+class TierContent:
+    """Chunks at rest in a tier, by column, in the order in which they are to be evicted.
+
+    Columns, because there may be millions: garbage collections would visit an object per chunk.
+    """
+
+    keys: Sequence[Key] = ()
+    frame_bytes: array[int] = field(default_factory=partial(array, "Q"))
+    """Bytes of the frame of each; of type "Q"."""
+    ranks: array[int] = field(default_factory=partial(array, "Q"))
+    """Written rank of each, of type "Q"; empty if none is known."""
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return len(self.keys)
+
+    def part(self, first: int, stop: int) -> TierContent:
+        """Chunks from one place to before another."""
+        return TierContent(self.keys[first:stop], self.frame_bytes[first:stop], self.ranks[first:stop])
+
+
+@dataclass(frozen=True, slots=True)
 class TierListing:
     """Part of the content of a tier that could not list it when the stack opened.
 
@@ -147,17 +171,15 @@ class TierListing:
 
     tier: int
     """Index of the tier."""
-    entries: Sequence[tuple[Key, int]] = field(repr=False)
-    """Keys with the bytes of their frames, in the order in which they are to be evicted."""
-    ranks: Sequence[int] = field(repr=False)
-    """Written rank of each; empty if none is known."""
+    content: TierContent = field(repr=False)
+    """The next chunks."""
     is_last: bool
     """Whether the content is complete."""
 
     @property
     def num_keys(self) -> int:
         """Key operations that it counts as; at least 1."""
-        return cdiv(len(self.entries), LISTED_PER_KEY) or 1
+        return cdiv(len(self.content), LISTED_PER_KEY) or 1
 
 
 TierReport: TypeAlias = Completion | TierHealth | TierListing

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from at_rest import content_of
 from core_parts import DISK, FRAME_BYTES, OBJECTS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,14 +37,14 @@ def tier_of(
 def filled(frames: float, *sizes: int) -> LowerTier:
     """A tier with frames of these sizes, oldest first."""
     tier = tier_of(frames=frames)
-    tier.load_index([(make_key(b"old %d" % i, 0), size) for i, size in enumerate(sizes)])
+    tier.load_index(content_of([(make_key(b"old %d" % i, 0), size) for i, size in enumerate(sizes)]))
     return tier
 
 
 def test_an_index_answers_at_once() -> None:
     """A tier with an authoritative index is never probed."""
     tier = tier_of()
-    tier.load_index([(A, 10)])
+    tier.load_index(content_of([(A, 10)]))
     assert [tier.presence(key, 0.0) for key in (A, B)] == [HIT, MISS]
     assert tier.residency.used_bytes == 10
 
@@ -75,7 +76,7 @@ def test_a_scan_passes_over_what_is_being_deleted() -> None:
     its bytes would count twice, and it would be a hit that is gone a moment later."""
     tier = tier_of()
     tier.mark_uncertain(A, 10)
-    tier.load_index([(A, 10), (B, 10)])
+    tier.load_index(content_of([(A, 10), (B, 10)]))
     assert [tier.presence(key, 0.0) for key in (A, B)] == [MISS, HIT]
     assert (tier.residency.used_bytes, tier.residency.reserved_bytes) == (10, 10)
     tier.validate()
@@ -87,7 +88,7 @@ def test_a_scan_passes_over_what_is_being_deleted() -> None:
 def test_an_unusable_tier_has_nothing() -> None:
     """While its breaker is open its chunks are misses; afterwards they are there again."""
     tier = tier_of()
-    tier.load_index([(A, 10)])
+    tier.load_index(content_of([(A, 10)]))
     tier.health_changed(usable=False)
     assert tier.presence(A, 0.0) is MISS
     tier.health_changed(usable=True)
@@ -175,7 +176,7 @@ def test_a_batch_is_wanted_as_its_chunks_are(capabilities: Capabilities, hindere
     would be written twice, over its own deletion, or never."""
     tier = tier_of(capabilities)
     stored, writing, deleting, reading, absent, mark_absent = keys = [make_key(b"chunk %d" % i, 0) for i in range(6)]
-    tier.load_index([(key, FRAME_BYTES) for key in (stored, deleting, reading, mark_absent)])
+    tier.load_index(content_of([(key, FRAME_BYTES) for key in (stored, deleting, reading, mark_absent)]))
     tier.residency.begin_write([writing], FRAME_BYTES)
     tier.residency.schedule_delete(deleting)
     tier.residency.begin_read([reading, absent])
@@ -210,7 +211,7 @@ def test_chunks_that_others_need_cost_a_bounded_work(monkeypatch: pytest.MonkeyP
     rows = [*range(count)]
     Random(1).shuffle(rows)
     tier = tier_of(frames=count)
-    tier.load_index([(make_key(b"%8d" % row, 0), FRAME_BYTES) for row in rows])
+    tier.load_index(content_of([(make_key(b"%8d" % row, 0), FRAME_BYTES) for row in rows]))
     residency, moved = tier.residency, list[int]()
     for first in range(0, count, each):
         some = residency.rows.rows_of([make_key(b"%8d" % row, 0) for row in range(first, first + each)])
@@ -234,7 +235,7 @@ def test_a_spare_share_is_kept_free_for_small_frames(read_bytes: int | None, fre
     capabilities = replace(DISK, spare_share=1 / 16, preferred_read_bytes=read_bytes)
     limits = LowerTierLimits(800 * FRAME_BYTES, WritePolicy.THROUGH, 8)
     tier = LowerTier(0, "tier", capabilities, limits, LruPolicy())
-    tier.load_index([(make_key(b"old %d" % number, 0), FRAME_BYTES) for number in range(800)])
+    tier.load_index(content_of([(make_key(b"old %d" % number, 0), FRAME_BYTES) for number in range(800)]))
     assert len(tier.residency.evict_for(FRAME_BYTES, 0, 1000)) == free
 
 
@@ -302,7 +303,7 @@ def test_ranks_of_an_index_follow_their_chunks() -> None:
     stored and has a known rank. Keys that are not ours have ranks, too."""
     tier = tier_of()
     keys = [make_key(b"old %d" % i, 0) for i in range(4)]
-    tier.load_index([(Key(b"x"), 10), *((key, 10) for key in keys)], [9, 1, 2, 3, 0])
+    tier.load_index(content_of([(Key(b"x"), 10), *((key, 10) for key in keys)], [9, 1, 2, 3, 0]))
     residency = tier.residency
     assert [residency.rows.last_written(residency.rows.keys.known(keys[:count])) for count in range(5)] == [
         0,
@@ -321,7 +322,7 @@ def test_ranks_of_an_index_follow_their_chunks() -> None:
 def test_an_index_keeps_the_ranks_at_rest() -> None:
     """A request that continues these chunks after a restart writes its own behind them: see written_order."""
     tier = tier_of()
-    tier.load_index([(A, 10), (B, 20)], [8, 9])
+    tier.load_index(content_of([(A, 10), (B, 20)], [8, 9]))
     rows = tier.residency.rows
     found = rows.keys.known([A, B])
     assert [rows.written.at(row) for row in found] == [8, 9]

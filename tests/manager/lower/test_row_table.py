@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from at_rest import content_of
 from calls import calls_of
 
 from tierkv.manager.lower.residency import Residency
@@ -66,8 +67,7 @@ def test_written_chunks_cost_few_calls() -> None:
 def test_an_index_without_any_usable_key_is_passed_over() -> None:
     """A damaged index may list foreign keys alone: the tier opens with what the other parts of it have."""
     tier = Residency("t", LruPolicy(CHUNKS), None, 1.0)
-    tier.load_index([(Key(b"x"), 4096)])
-    tier.load_index([(KEYS[0], -1)])
-    tier.load_index([(key, 4096) for key in KEYS])
+    tier.load_index(content_of([(Key(b"x"), 4096)]))
+    tier.load_index(content_of([(key, 4096) for key in KEYS]))
     assert len(tier) == CHUNKS
     tier.validate(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from at_rest import content_of
 from calls import calls_of
 from core_parts import DISK, FRAME_BYTES, OBJECTS, Core, TierSpec, disk, make_core, objects, with_limits
 
@@ -300,7 +301,7 @@ def test_compressed_frames_do_not_stop_a_small_tier() -> None:
     """Frames at rest are smaller than their bound: a tier that is neither full nor has room for one more frame of the
     largest size must still go on, by evicting."""
     core = make_core(tiers=[disk(frames=2)])
-    core.lower[0].load_index([(key, FRAME_BYTES * 7 // 10) for key in run(0, 2)])
+    core.lower[0].load_index(content_of([(key, FRAME_BYTES * 7 // 10) for key in run(0, 2)]))
     core.put(run(5, 1))
     written = [op for op in core.finish_all() if op.verb is Verb.WRITE]
     assert [op.keys for op in written] == [tuple(run(5, 1))]
@@ -596,8 +597,8 @@ def test_a_reset_waits_for_the_content_of_a_tier_that_could_not_list_it() -> Non
         core.begin()
         assert core.manager.take_ops() == []
         assert tier.phase.emptying
-    core.manager.on_completion(TierListing(0, [(key, FRAME_BYTES) for key in earlier[:2]], (), is_last=False))
-    core.manager.on_completion(TierListing(0, [(earlier[2], FRAME_BYTES)], (), is_last=True))
+    core.manager.on_completion(TierListing(0, content_of([(key, FRAME_BYTES) for key in earlier[:2]]), is_last=False))
+    core.manager.on_completion(TierListing(0, content_of([(earlier[2], FRAME_BYTES)]), is_last=True))
     core.manager.on_completion(TierHealth(0, usable=True))
     assert [core.manager.lookup(key, WHO) for key in earlier] == [LookupResult.MISS] * 3
     core.begin()
@@ -621,7 +622,7 @@ def test_content_that_is_listed_late_is_found_and_reported() -> None:
     tier.knows_content = False
     core.manager.on_completion(TierHealth(0, usable=False))
     keys = run(0, 2)
-    core.manager.on_completion(TierListing(0, [(key, FRAME_BYTES) for key in keys], (), is_last=True))
+    core.manager.on_completion(TierListing(0, content_of([(key, FRAME_BYTES) for key in keys]), is_last=True))
     assert core.manager.lookup(keys[0], WHO) is LookupResult.MISS
     core.manager.on_completion(TierHealth(0, usable=True))
     assert [core.manager.lookup(key, WHO) for key in keys] == [LookupResult.HIT] * 2

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from at_rest import content_of
 from calls import CountedKey, lookups_of
 from core_parts import DISK, FRAME_BYTES, Core, disk, make_core, with_limits
 from edge_moves import put, run, written
@@ -35,7 +36,7 @@ def crowded(tiers: int = 1, step_keys: int = STEP_KEYS) -> Core:
     """Disks that are full of small frames, 64 of which must leave for one chunk of the host tier."""
     core = make_core(tiers=[disk(frames=4, name=f"disk{i}") for i in range(tiers)], step_keys=step_keys)
     for tier in core.lower:
-        tier.load_index([(key, SMALL) for key in run(1000, 4 * 64)])
+        tier.load_index(content_of([(key, SMALL) for key in run(1000, 4 * 64)]))
     put(core, run(0, 1))
     return core
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from at_rest import content_of
 from core_parts import FRAME_BYTES, Core, disk, make_core, objects
 from edge_moves import late, load, put, run, writes, written
 
@@ -188,7 +189,7 @@ def test_a_write_that_fails_is_given_up(kind: OutcomeKind) -> None:
 def test_a_full_tier_makes_room_first() -> None:
     """Room is made below before a demotion begins above, and the capacity holds; the chunks stay readable meanwhile."""
     core = full_core(frames=4)
-    core.lower[0].load_index([(key, FRAME_BYTES) for key in run(100, 4)])
+    core.lower[0].load_index(content_of([(key, FRAME_BYTES) for key in run(100, 4)]))
     deletion = only(core, Verb.DELETE)
     assert len(core.ready()) == SLOTS
     core.finish(deletion)
@@ -199,7 +200,7 @@ def test_a_full_tier_makes_room_first() -> None:
 def test_room_below_is_made_ahead_of_need_too() -> None:
     """A full host tier over a full disk: in a stream of stores no chunk is lost for want of room on the disk."""
     core = full_core(frames=SLOTS)
-    core.lower[0].load_index([(key, FRAME_BYTES) for key in run(100, SLOTS)])
+    core.lower[0].load_index(content_of([(key, FRAME_BYTES) for key in run(100, SLOTS)]))
     core.finish_all()
     for i in range(200, 260):
         put(core, run(i, 1))

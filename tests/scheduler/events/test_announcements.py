@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
+from at_rest import content_of
 from core_parts import Core, disk, make_core, objects
 
 from tierkv.scheduler.events.announcements import ANNOUNCED_PER_STEP, CONNECT_WAIT_S, Announcements, parents_first
@@ -54,8 +55,8 @@ def test_each_chunk_of_each_local_tier_is_announced_once() -> None:
     core = make_core(tiers=[disk(name="fast"), disk(name="slow"), objects()])
     snapshots = chunks_of(core, 5)
     keys = list(snapshots)
-    core.lower[0].load_index([(keys[0], 100), (keys[1], 100)])
-    core.lower[1].load_index([(keys[1], 100), (keys[3], 100)])
+    core.lower[0].load_index(content_of([(keys[0], 100), (keys[1], 100)]))
+    core.lower[1].load_index(content_of([(keys[1], 100), (keys[3], 100)]))
     announcements = opened(core, snapshots)
     assert announced(core, announcements) == [
         ("fast", keys[0]), ("fast", keys[1]), ("slow", keys[1]), ("slow", keys[3])
@@ -67,7 +68,7 @@ def test_a_step_announces_a_bounded_number() -> None:
     """A disk may list a million chunks; the engine's step must not describe all of them."""
     core = make_core(tiers=[disk(name="disk")])
     snapshots = chunks_of(core, 3 * ANNOUNCED_PER_STEP + 1)
-    core.lower[0].load_index([(key, 100) for key in snapshots])
+    core.lower[0].load_index(content_of([(key, 100) for key in snapshots]))
     announcements = opened(core, snapshots)
     steps = []
     while announcements.is_pending:
@@ -79,7 +80,7 @@ def test_subscribers_have_time_to_connect_again() -> None:
     """A publisher drops what it sends before they have; meanwhile an idle engine must keep stepping."""
     core = make_core(tiers=[disk(name="disk")])
     snapshots = chunks_of(core, 1)
-    core.lower[0].load_index([(key, 100) for key in snapshots])
+    core.lower[0].load_index(content_of([(key, 100) for key in snapshots]))
     announcements = Announcements(core.block_events, core.manager.tiers, core.manager.step)
     announcements.begin(snapshots)
     core.begin(100.0)
@@ -120,7 +121,7 @@ def test_a_chunk_that_was_removed_meanwhile_is_not_announced() -> None:
     core = make_core(tiers=[disk(name="disk")])
     snapshots = chunks_of(core, 3)
     keys = list(snapshots)
-    core.lower[0].load_index([(key, 100) for key in keys])
+    core.lower[0].load_index(content_of([(key, 100) for key in keys]))
     announcements = opened(core, snapshots)
     core.lower[0].residency.schedule_delete(keys[1])
     assert announced(core, announcements) == [("disk", keys[0]), ("disk", keys[2])]
@@ -131,7 +132,7 @@ def test_a_chunk_that_was_reported_meanwhile_is_not_announced_again() -> None:
     core = make_core(tiers=[disk(name="disk")])
     snapshots = chunks_of(core, 3)
     keys = list(snapshots)
-    core.lower[0].load_index([(key, 100) for key in keys])
+    core.lower[0].load_index(content_of([(key, 100) for key in keys]))
     announcements = opened(core, snapshots)
     core.block_events.describe([CacheEvent(STORED, "disk", (keys[1],))])
     assert announced(core, announcements) == [("disk", keys[0]), ("disk", keys[2])]
@@ -142,11 +143,11 @@ def test_a_tier_that_joins_later_is_announced_then() -> None:
     core = make_core(tiers=[disk(name="disk")])
     snapshots = chunks_of(core, 3)
     keys = list(snapshots)
-    core.lower[0].load_index([(keys[0], 100)])
+    core.lower[0].load_index(content_of([(keys[0], 100)]))
     announcements = opened(core, snapshots)
     assert announced(core, announcements) == [("disk", keys[0])]
     other = make_core(tiers=[disk(name="absent"), disk(name="late")]).lower[1]
-    other.load_index([(key, 100) for key in keys])
+    other.load_index(content_of([(key, 100) for key in keys]))
     core.manager.attach(other)
     assert announced(core, announcements) == [("late", key) for key in keys]
 
@@ -156,7 +157,7 @@ def test_a_restored_snapshot_stays_until_its_tier_loses_the_chunk() -> None:
     core = make_core(tiers=[disk(name="disk")])
     snapshots = chunks_of(core, 1)
     (key,) = snapshots
-    core.lower[0].load_index([(key, 100)])
+    core.lower[0].load_index(content_of([(key, 100)]))
     announcements = opened(core, snapshots)
     removed = CacheEventKind.REMOVED
     core.block_events.describe([CacheEvent(STORED, "host", (key,)), CacheEvent(removed, "host", (key,))])

@@ -297,7 +297,7 @@ class Monitor:
                 self._trace.note("health", f"tier {word.tier}", word.usable, word.reason)
                 continue
             if isinstance(word, TierListing):
-                self._trace.note("listed", f"tier {word.tier}", [key for key, _ in word.entries])
+                self._trace.note("listed", f"tier {word.tier}", list(word.content.keys))
                 continue
             op = self._ops[word.op_id]
             kinds = [outcome.kind.value for outcome in word.outcomes]

@@ -8,7 +8,7 @@ known, each for a while.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +26,7 @@ from tierkv.structures.written_order import WrittenRanks
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
+from tierkv.types.tier_ops import TierContent
 
 _SAME_STEP_S = 1e-6
 """Shortest time for which an answer is kept: until the end of its step, so that a waiting request sees it."""
@@ -320,9 +321,9 @@ class LowerTier:
         """Whether ``key`` is here, and not being read, written or deleted."""
         return self.residency.rows.is_idle(key) and self.presence(key, now) is LookupResult.HIT
 
-    def load_index(self, entries: Iterable[tuple[Key, int]], written: Sequence[int] = ()) -> None:
+    def load_index(self, content: TierContent) -> None:
         """Take over the index of the backend; see :meth:`Residency.load_index`."""
-        self.residency.load_index(entries, written)
+        self.residency.load_index(content)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ Reserved bytes are upper bounds for writes under way, and for writes that ended 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import require
@@ -16,11 +15,12 @@ from tierkv.manager.lower.row_table import DELETING, STORED, WRITING, RowTable
 from tierkv.policies.eviction_list import EvictionList
 from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory
 from tierkv.types.keys import Key
+from tierkv.types.tier_ops import TierContent
 
 HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
 """Bounds of the frames for which a full tier makes room at once, so that the next write need not wait."""
 
-_LOAD_KEYS = 4096
+_LOAD_KEYS = 1 << 16
 """Keys of an index that are added to the policy at once."""
 
 
@@ -87,23 +87,23 @@ class Residency:
 
     # -- stored ------------------------------------------------------------------------------------------------------
 
-    def load_index(self, entries: Iterable[tuple[Key, int]], written: Sequence[int] = ()) -> None:
-        """Add chunks that the backend found at rest, oldest first: keys, each with the bytes of its frame.
+    def load_index(self, content: TierContent) -> None:
+        """Add chunks that the backend found at rest.
 
-        Ignores keys that are too short to be ours, and chunks whose deletion is due or under way. written: as ``add``.
+        Ignores keys that are too short to be ours, and chunks whose deletion is due or under way.
         """
-        rest, done = iter(entries), 0
-        while batch := list(islice(rest, _LOAD_KEYS)):
-            keys, sizes = [key for key, _ in batch], [size for _, size in batch]
-            ranks, done = written[done : done + len(batch)], done + len(batch)
-            if rows := self.rows.add_stored(keys, sizes, ranks):  # nearly always, at an open
-                self.used_bytes += sum(sizes)
-                self._frame_bytes_max = max(self._frame_bytes_max, *sizes)
-                self._list(rows, keys)
+        for first in range(0, len(content), _LOAD_KEYS):
+            part = content.part(first, first + _LOAD_KEYS)
+            if rows := self.rows.add_stored(part):  # nearly always, at an open
+                self.used_bytes += sum(part.frame_bytes)
+                self._frame_bytes_max = max(self._frame_bytes_max, *part.frame_bytes)
+                self.listed.order.add(rows, part.keys)
+                self.listed.evictable += len(rows)
                 continue
-            usual = [(key, size) for key, size in batch if len(key) >= KEY_BYTES_MIN and size >= 0]
+            batch, ranks = [*zip(part.keys, part.frame_bytes, strict=True)], list(part.ranks)
+            usual = [entry for entry in batch if len(entry[0]) >= KEY_BYTES_MIN]
             usual = [entry for entry in usual if not self.rows.flags_of(entry[0]) & DELETING]
-            if len(ranks) and len(usual) < len(batch):
+            if ranks and len(usual) < len(batch):
                 ranks = list(map(dict(zip(batch, ranks, strict=True)).__getitem__, usual))
             self.add(usual, (), ranks)
 

@@ -13,6 +13,7 @@ from tierkv.structures.columns import column, longer, longer_bytes, run_of
 from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory, KeyTable
 from tierkv.structures.written_order import WrittenColumn
 from tierkv.types.keys import Key
+from tierkv.types.tier_ops import TierContent
 
 STORED, WRITING, DELETING = 1, 2, 4
 """Flags of a row, in any combination: a frame is at rest in the tier; one is being written; one is being deleted."""
@@ -130,21 +131,22 @@ class RowTable:
         self._lengthen()
         return rows
 
-    def add_stored(self, keys: Sequence[Key], sizes: Sequence[int], written: Sequence[int]) -> range:
-        """Add rows of stored chunks, adjacent. sizes: of the frames. written: ranks at rest, or empty.
+    def add_stored(self, content: TierContent) -> range:
+        """Add rows of stored chunks, adjacent.
 
         Returns:
-            The rows; none if some keys had rows already, or a key or size is invalid: the chunks are not stored then.
+            The rows; none if some keys had rows already, or a key is too short: the chunks are not stored then.
         """
-        if min(map(len, keys)) < KEY_BYTES_MIN or min(sizes) < 0:
+        keys = content.keys
+        if min(map(len, keys)) < KEY_BYTES_MIN:
             return range(0)
         rows = self.keys.add_new(keys)
         if not rows:
             return rows
         self._lengthen()
-        self.written.note(rows, written)
+        self.written.note(rows, content.ranks)
         self.flags[rows.start : rows.stop] = bytes((STORED,)) * len(keys)
-        self.frame_bytes[rows.start : rows.stop] = array("Q", sizes)
+        self.frame_bytes[rows.start : rows.stop] = memoryview(content.frame_bytes)
         return rows
 
     def begin_use(self, rows: Sequence[int], flag: int = 0) -> int:

@@ -179,12 +179,12 @@ class InFlightOps:
 
     def _listed(self, tier: LowerTier, listing: TierListing) -> None:
         """Index chunks of a tier that could not list them when the stack opened."""
-        tier.load_index(listing.entries, listing.ranks)
+        tier.load_index(listing.content)
         tier.knows_content = listing.is_last
         if tier.emits_events:
             rows = tier.residency.rows
             self._events.extend(
-                CacheEventKind.STORED, tier.name, [key for key, _ in listing.entries if rows.has_bytes_of(key)]
+                CacheEventKind.STORED, tier.name, [key for key in listing.content.keys if rows.has_bytes_of(key)]
             )
 
     def _measure(self, pending: OpInFlight, completion: Completion) -> None:

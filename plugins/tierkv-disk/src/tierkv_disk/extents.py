@@ -1,13 +1,17 @@
 """Page addresses, runs and extents: names for positions in segment files. No I/O.
 
-Addresses and extents are plain integers because a tier has millions of them. The garbage collector, whose pauses would
-delay the engine, does not visit integers.
+Addresses are plain integers, and extents plain bytes, because a tier has millions of them. The garbage collector, whose
+pauses would delay the engine, does not visit integers and bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, NewType
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 PAGE_BYTES = 4096
 """Unit of all positions and lengths: O_DIRECT can move it, and the framework's frames are multiples of it."""
@@ -15,19 +19,28 @@ PAGE_BYTES = 4096
 PAGES_MAX = 1 << 32
 """Exclusive bound of a page number within a segment."""
 
+FRAME_BYTES_LIMIT = 1 << 32
+"""Exclusive bound of a frame's length: the log stores it in four bytes."""
+
 PageAddress = NewType("PageAddress", int)
 """A page: segment number in the upper 32 bits, page number within the segment in the lower 32 bits; both from 0."""
 
-Extent = NewType("Extent", int)
-"""A frame in one run: address of its first page, and in the lower 32 bits its length in bytes."""
+Extent = NewType("Extent", bytes)
+"""A frame in one run: address of its first page, its length in bytes, and the rank of its chunk
+(:attr:`tierkv.abc.WriteRequest.rank`; 0: unknown). Packed, so that numpy reads millions of them at once."""
 
-RankedExtent = NewType("RankedExtent", int)
-"""An extent, and in the lower 64 bits the rank of its chunk (:attr:`tierkv.abc.WriteRequest.rank`)."""
+EXTENT_FIELDS = ("address", "frame_bytes", "rank")
+"""Columns of extents, in their order."""
 
-RANK_BITS = 64
+EXTENT = np.dtype({"names": EXTENT_FIELDS, "formats": ("<u8", "<u4", "<u8")})
+"""Layout of an extent, without gaps."""
+
+Columns: TypeAlias = npt.NDArray[np.void]
+"""Many extents, by column; see :data:`EXTENT`."""
+
+_EXTENT = struct.Struct("<QIQ")
 _BITS = 32
-SIZE_MASK = _MASK = (1 << _BITS) - 1
-RANK_MASK = (1 << RANK_BITS) - 1
+_MASK = (1 << _BITS) - 1
 
 
 class Run(NamedTuple):
@@ -65,34 +78,20 @@ def page_of(address: PageAddress) -> int:
     return address & _MASK
 
 
-def extent_at(address: PageAddress, frame_bytes: int) -> Extent:
+def extent_at(address: PageAddress, frame_bytes: int, rank: int) -> Extent:
     """Extent of a frame of ``frame_bytes`` bytes that begins at ``address``."""
-    return Extent(address << _BITS | frame_bytes)
+    return Extent(_EXTENT.pack(address, frame_bytes, rank))
 
 
-def address_of(extent: Extent) -> PageAddress:
-    """Address of the frame's first page."""
-    return PageAddress(extent >> _BITS)
+def read_extent(extent: Extent) -> tuple[PageAddress, int, int]:
+    """Address, length in bytes and rank."""
+    address, frame_bytes, rank = _EXTENT.unpack(extent)
+    return PageAddress(address), frame_bytes, rank
 
 
-def frame_bytes_of(extent: Extent) -> int:
-    """Length of the frame in bytes."""
-    return extent & _MASK
-
-
-def with_rank(extent: Extent, rank: int) -> RankedExtent:
-    """Join extent and rank."""
-    return RankedExtent(extent << RANK_BITS | rank)
-
-
-def extent_of(entry: RankedExtent) -> Extent:
-    """Extent without the rank."""
-    return Extent(entry >> RANK_BITS)
-
-
-def rank_of(entry: RankedExtent) -> int:
-    """Rank of the chunk; 0: unknown."""
-    return entry & RANK_MASK
+def columns_of(extents: Iterable[Extent]) -> Columns:
+    """Read many extents at once."""
+    return np.frombuffer(b"".join(extents), EXTENT)
 
 
 def pages_for(size: int) -> int:
@@ -103,8 +102,3 @@ def pages_for(size: int) -> int:
 def pages_in(runs: tuple[Run, ...]) -> int:
     """Number of pages of several runs in total."""
     return sum(run.pages for run in runs)
-
-
-def run_of(extent: Extent) -> Run:
-    """Pages of the frame."""
-    return Run(address_of(extent), pages_for(frame_bytes_of(extent)))

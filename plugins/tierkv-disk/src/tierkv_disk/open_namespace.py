@@ -23,7 +23,7 @@ from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_disk.directory.layout import LOG_NAME
-from tierkv_disk.extents import PAGE_BYTES, RANK_BITS, RANK_MASK, SIZE_MASK, Run, pages_for, rows_of, segment_of
+from tierkv_disk.extents import PAGE_BYTES, Run, columns_of, pages_for, rows_of, segment_of
 from tierkv_disk.failures import BAD_MEDIUM, LIMITS, NO_FILES, NO_SPACE, as_tier_error, growth_error
 from tierkv_disk.gate import CallGate
 from tierkv_disk.log.group_commit import GroupCommit
@@ -143,11 +143,9 @@ class OpenNamespace:
     def scan(self) -> Iterable[Entry]:
         """All stored keys with their frame lengths, oldest first."""
         with self._table_lock:
-            entries = dict(self._table.entries)
-        # Without a call per entry, since there may be millions.
-        sizes = (entry >> RANK_BITS & SIZE_MASK for entry in entries.values())
-        ranks = (entry & RANK_MASK for entry in entries.values())
-        return map(_make_entry, zip(entries, sizes, ranks, strict=True))
+            keys, extents = list(self._table.entries), list(self._table.entries.values())
+        columns = columns_of(extents)  # without a call per entry, since there may be millions
+        return map(_make_entry, zip(keys, columns["frame_bytes"].tolist(), columns["rank"].tolist(), strict=True))
 
     def quarantine(self, key: Key, reason: str) -> None:
         """Quarantine the frame's pages: they are not reused when the frame is deleted."""

@@ -15,6 +15,7 @@ from tierkv_disk.directory import layout
 from tierkv_disk.directory.files import set_aside
 from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 from tierkv_disk.directory.shared import SharedDirectory, SharedLimits, namespaces
+from tierkv_disk.extents import FRAME_BYTES_LIMIT
 from tierkv_disk.failures import NO_SPACE, as_tier_error
 from tierkv_disk.log.index_log import LogIdentity, has_log_of
 from tierkv_disk.namespace import LockedNamespace
@@ -25,8 +26,6 @@ from tierkv_disk.recovery.recovery import NamespaceFiles
 from tierkv_disk.segments.direct_io import FileIO, accepts_direct, round_up, supports_direct
 from tierkv_disk.segments.segment_files import SegmentFiles, SegmentLimits
 
-FRAME_BYTES_LIMIT = 2**32
-"""Exclusive bound of a frame's length: the log stores it in four bytes."""
 logger = plugin_logger("tierkv_disk")
 
 

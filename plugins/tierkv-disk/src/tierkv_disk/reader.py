@@ -18,7 +18,7 @@ from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_disk.directory.files import open_file
 from tierkv_disk.directory.layout import LOG_NAME
-from tierkv_disk.extents import PAGE_BYTES, RANK_BITS, RANK_MASK, SIZE_MASK, page_of, segment_of
+from tierkv_disk.extents import PAGE_BYTES, page_of, read_extent, segment_of
 from tierkv_disk.failures import as_tier_error
 from tierkv_disk.log.index_log import LogIdentity
 from tierkv_disk.recovery.recovery import RecoveryReport, replay
@@ -76,8 +76,9 @@ class DiskReader:
         del keys  # they cost nothing here
         for reason in self._report.losses():
             yield DamagedEntry(str(self._directory), f"{reason}: {_REBUILT}")
-        for key, entry in self._table.entries.items():
-            yield StoredFrame(key, entry >> RANK_BITS & SIZE_MASK, None, entry & RANK_MASK)
+        for key, extent in self._table.entries.items():
+            _, frame_bytes, rank = read_extent(extent)
+            yield StoredFrame(key, frame_bytes, None, rank)
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         """Refuse: one error per key."""

@@ -5,31 +5,29 @@ All functions process addresses in disk order. They are written for speed: there
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tierkv.types.keys import Key
 from tierkv_disk.extents import (
     PAGE_BYTES,
-    RANK_BITS,
-    Extent,
     PageAddress,
     Run,
     address_at,
-    address_of,
-    extent_at,
-    extent_of,
+    columns_of,
     page_of,
+    pages_for,
+    read_extent,
     segment_of,
 )
 from tierkv_disk.space.table import SCATTERED, Entries
 
 _BITS = 32
 _MASK = (1 << _BITS) - 1
-_ROUND = PAGE_BYTES - 1
-_PAGE_BITS = PAGE_BYTES.bit_length() - 1
 
 Scattered = dict[Key, tuple[Run, ...]]
 Pages = Mapping[int, int]
@@ -45,16 +43,33 @@ class _Claim(NamedTuple):
     key: Key
 
 
-def used_runs(entries: Entries, scattered: Scattered) -> list[Extent]:
-    """All used runs, as extents in disk order."""
-    used: list[Any] = [entry >> RANK_BITS for entry in sorted(entries.values())]  # extent_of, without a call
-    while used and used[-1] >> _BITS == SCATTERED:
-        used.pop()
-    more = [run for runs in scattered.values() for run in runs]
-    if more:
-        used += [extent_at(run.address, run.pages * PAGE_BYTES) for run in more]
-        used.sort()
-    return used
+class UsedRuns(NamedTuple):
+    """Used runs in disk order, by column."""
+
+    starts: npt.NDArray[np.int64]
+    """Address of each run."""
+    pages: npt.NDArray[np.int64]
+
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Address of the page behind each run."""
+        return self.starts + self.pages
+
+    def with_runs(self, runs: Iterable[Run]) -> UsedRuns:
+        """Used runs and further ones."""
+        more = np.array([(address, pages) for address, pages in runs], np.int64).reshape(-1, 2)
+        starts, pages = np.concatenate((self.starts, more[:, 0])), np.concatenate((self.pages, more[:, 1]))
+        order = np.argsort(starts, kind="stable")
+        return UsedRuns(starts[order], pages[order])
+
+
+def used_runs(entries: Entries, scattered: Scattered) -> UsedRuns:
+    """All used runs."""
+    columns = columns_of(entries.values())
+    if scattered:
+        columns = columns[columns["address"] != SCATTERED]
+    whole = UsedRuns(columns["address"].astype(np.int64), -(-columns["frame_bytes"].astype(np.int64) // PAGE_BYTES))
+    return whole.with_runs(chain.from_iterable(scattered.values()))
 
 
 Gap = tuple[int, int]
@@ -64,33 +79,34 @@ _BEFORE, _BEHIND = -1, 1 << 3 * _BITS
 """End of an imaginary run before the first one; start of an imaginary run after the last one."""
 
 
-def gaps_between(used: list[Extent]) -> list[Gap]:
+def gaps_between(used: UsedRuns) -> list[Gap]:
     """Gaps between used runs, including those before the first and after the last run."""
-    starts = [extent >> _BITS for extent in used]
-    ends = [address + ((extent & _MASK) + _ROUND >> _PAGE_BITS) for address, extent in zip(starts, used, strict=True)]
-    pairs = zip(chain((_BEFORE,), ends), chain(starts, (_BEHIND,)), strict=True)
-    return [pair for pair in pairs if pair[0] != pair[1]]
+    starts, ends = used.starts, used.ends
+    if not len(starts):
+        return [(_BEFORE, _BEHIND)]
+    apart = np.flatnonzero(ends[:-1] != starts[1:])
+    between = zip(ends[apart].tolist(), starts[apart + 1].tolist(), strict=True)
+    return [(_BEFORE, int(starts[0])), *between, (int(ends[-1]), _BEHIND)]
 
 
-def is_sound(gaps: list[Gap], pages: Pages) -> bool:
+def is_sound(used: UsedRuns, pages: Pages) -> bool:
     """Whether all runs are within existing segments, and no two overlap."""
-    for end, start in gaps:
-        if end > start:
-            return False
-        if start >> _BITS != end >> _BITS and end != _BEFORE and end & _MASK > pages.get(end >> _BITS, 0):
-            return False
-    return True
+    segments = used.starts >> _BITS
+    known = np.unique(segments)
+    lengths = np.array([pages.get(segment, 0) for segment in known.tolist()], np.int64)
+    is_within = (used.starts & _MASK) + used.pages <= lengths[np.searchsorted(known, segments)]
+    return bool(is_within.all() and (used.ends[:-1] <= used.starts[1:]).all())
 
 
-def has_room(used: list[Extent], run: Run, pages: Pages) -> bool:
+def has_room(used: UsedRuns, run: Run, pages: Pages) -> bool:
     """Whether a run is within an existing segment and overlaps no used run."""
     address, count = run
     if page_of(address) + count > pages.get(segment_of(address), 0):
         return False
-    after = bisect_left(used, extent_at(address, 0))
-    if after < len(used) and address_of(used[after]) < address + count:
+    after = int(np.searchsorted(used.starts, address))
+    if after < len(used.starts) and used.starts[after] < address + count:
         return False
-    return not after or address_of(used[after - 1]) + _pages(used[after - 1]) <= address
+    return not after or bool(used.ends[after - 1] <= address)
 
 
 def lost_keys(entries: Entries, scattered: Scattered, pages: Pages) -> set[Key]:
@@ -100,10 +116,9 @@ def lost_keys(entries: Entries, scattered: Scattered, pages: Pages) -> set[Key]:
     """
     lost: set[Key] = set()
     claims: list[_Claim] = []
-    for number, (key, entry) in enumerate(entries.items()):
-        extent = extent_of(entry)
-        size = (extent & _MASK) + _ROUND >> _PAGE_BITS
-        runs = scattered[key] if address_of(extent) == SCATTERED else (Run(address_of(extent), size),)
+    for number, (key, extent) in enumerate(entries.items()):
+        first, frame_bytes, _ = read_extent(extent)
+        runs = scattered[key] if first == SCATTERED else (Run(first, pages_for(frame_bytes)),)
         if all(page_of(address) + count <= pages.get(segment_of(address), 0) for address, count in runs):
             claims += [_Claim(address, count, number, key) for address, count in runs]
         else:
@@ -135,21 +150,22 @@ def free_runs(gaps: list[Gap], pages: Pages) -> Iterator[Run]:
         yield Run(address_at(segment, 0), count)
 
 
-def cuts_for(excess: int, entries: Entries, used: list[Extent], pages: Pages) -> dict[int, int]:
+def cuts_for(excess: int, entries: Entries, used: UsedRuns, pages: Pages) -> dict[int, int]:
     """New lengths in pages of the segments to shorten, so that ``excess`` pages are removed.
 
     Free pages at the ends of segments go first, last segment first. Then whole segments go, in the order in which
     they were last written, and finally the end of one segment.
     """
     cuts: dict[int, int] = {}
-    ends = {extent >> 2 * _BITS: (extent >> _BITS & _MASK) + _pages(extent) for extent in used}
+    ends = dict(zip((used.starts >> _BITS).tolist(), ((used.starts & _MASK) + used.pages).tolist(), strict=True))
     for segment in sorted(pages, reverse=True):
         tail = min(excess, pages[segment] - ends.get(segment, 0))
         if tail > 0:
             cuts[segment] = pages[segment] - tail
             excess -= tail
     if excess > 0:
-        written = {extent_of(entry) >> 2 * _BITS: number for number, entry in enumerate(entries.values())}
+        segments = (columns_of(entries.values())["address"] >> _BITS).tolist()
+        written = {segment: number for number, segment in enumerate(segments)}
         for segment in sorted(pages, key=lambda each: written.get(each, -1)):
             kept = max(0, cuts.get(segment, pages[segment]) - excess)
             excess -= cuts.get(segment, pages[segment]) - kept
@@ -157,7 +173,3 @@ def cuts_for(excess: int, entries: Entries, used: list[Extent], pages: Pages) ->
             if excess <= 0:
                 break
     return cuts
-
-
-def _pages(extent: Extent) -> int:
-    return (extent & _MASK) + _ROUND >> _PAGE_BITS

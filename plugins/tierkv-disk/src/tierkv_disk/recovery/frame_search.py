@@ -48,7 +48,7 @@ class FrameSearch:
         for address, key, size in self._beginnings(run, window):
             if last is not None and last_end <= address:
                 yield last
-            last, last_end = (key, extent_at(address, size)), PageAddress(address + pages_for(size))
+            last, last_end = (key, extent_at(address, size, 0)), PageAddress(address + pages_for(size))
         if last is not None and last_end <= run.address + run.pages:
             yield last
 

@@ -6,11 +6,10 @@ An undamaged log is sufficient. If it is missing or damaged, the pages that it d
 from __future__ import annotations
 
 import os
-from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.types.keys import Key
@@ -18,21 +17,17 @@ from tierkv.types.sizes import round_size
 from tierkv_disk.directory.files import NotOurFileError, open_file, set_aside
 from tierkv_disk.directory.layout import LOG_NAME
 from tierkv_disk.extents import (
+    FRAME_BYTES_LIMIT,
     PAGE_BYTES,
     PAGES_MAX,
     Extent,
-    RankedExtent,
     Run,
-    address_of,
     extent_at,
-    extent_of,
-    frame_bytes_of,
     page_of,
     pages_for,
     pages_in,
-    rank_of,
+    read_extent,
     segment_of,
-    with_rank,
 )
 from tierkv_disk.log.index_log import (
     IndexLog,
@@ -45,8 +40,17 @@ from tierkv_disk.log.index_log import (
     replacement_bytes,
     spare_bytes,
 )
-from tierkv_disk.log.reading import Puts, read_batches, read_records
-from tierkv_disk.recovery.claims import cuts_for, free_runs, gaps_between, has_room, is_sound, lost_keys, used_runs
+from tierkv_disk.log.reading import read_batches, read_records
+from tierkv_disk.recovery.claims import (
+    UsedRuns,
+    cuts_for,
+    free_runs,
+    gaps_between,
+    has_room,
+    is_sound,
+    lost_keys,
+    used_runs,
+)
 from tierkv_disk.recovery.frame_search import FrameSearch
 from tierkv_disk.segments.segment_files import SegmentFiles
 from tierkv_disk.space.quarantine import Quarantine, QuarantineEntry
@@ -124,9 +128,8 @@ def log_reserve(log_bytes: int, live: int) -> int:
 def records_of_table(table: Table) -> Iterator[Row]:
     """Records of the shortest log that yields this table."""
     put = int(RecordKind.PUT)
-    for key, entry in table.entries.items():
-        extent = extent_of(entry)
-        address, frame_bytes, rank = address_of(extent), frame_bytes_of(extent), rank_of(entry)
+    for key, extent in table.entries.items():
+        address, frame_bytes, rank = read_extent(extent)
         if address != SCATTERED:
             yield put, key, 0, address, frame_bytes, rank
         else:
@@ -189,44 +192,42 @@ def replay(fd: int, identity: LogIdentity, slot_bytes: int, table: Table, report
         OSError: the log cannot be read.
     """
     parts: list[tuple[Key, Run, int]] = []
-    for batch in read_batches(fd, identity, report.log, slot_bytes):
-        if not isinstance(batch, Puts):
-            _replay_rows(batch, table, report, parts)
-            continue
-        parts.clear()
-        columns = zip(batch.addresses, batch.frame_bytes, batch.ranks, strict=True)
-        extents: list[Any] = [address << 96 | size << 64 | rank for address, size, rank in columns]  # with_rank
-        before = len(table.entries)
-        table.entries.update(zip(batch.keys, extents, strict=True))
-        if len(table.entries) - before < len(batch.keys):  # some keys were known: their last records count
-            for key in batch.keys:
-                table.entries[key] = table.entries.pop(key)
-                table.scattered.pop(key, None)
+    for records in read_batches(fd, identity, report.log, slot_bytes):
+        for begin, end, is_whole in records.stretches():
+            if is_whole:
+                parts.clear()
+                _replay_puts(records.keys[begin:end], records.extents[begin:end], table)
+            else:
+                _replay_rows(records.rows(begin, end), table, report, parts)
+
+
+def _replay_puts(keys: Sequence[Key], extents: Sequence[Extent], table: Table) -> None:
+    """Fill the table from records of frames in one run."""
+    before = len(table.entries)
+    table.entries.update(zip(keys, extents, strict=True))
+    if len(table.entries) - before < len(keys):  # some keys were known: their last records count
+        for key in keys:
+            table.entries[key] = table.entries.pop(key)
+            table.scattered.pop(key, None)
 
 
 def _replay_rows(rows: Iterable[Row], table: Table, report: RecoveryReport, parts: list[tuple[Key, Run, int]]) -> None:
-    """Fill the table from records of any kind. parts: those of a frame whose last record is still to come."""
+    """Fill the table from other records. parts: those of a frame whose last record is still to come."""
     entries, put, part_kind = table.entries, int(RecordKind.PUT), int(RecordKind.PART)
     for kind, key, part, address, frame_bytes, rank in rows:
-        if kind == put and not part:
-            if key in entries:
-                del entries[key]
-                table.scattered.pop(key, None)
-            entries[key] = RankedExtent(address << 96 | frame_bytes << 64 | rank)  # with_rank, without calls
-        elif kind == part_kind:
+        if kind == part_kind:
             del parts[part:]
             parts.append((key, Run(address, pages_for(frame_bytes)), frame_bytes))
             continue
-        else:
-            entries.pop(key, None)
-            table.scattered.pop(key, None)
-            if kind == put:
-                if len(parts) == part and all(each[0] == key for each in parts):
-                    table.scattered[key] = (*(run for _, run, _ in parts), Run(address, pages_for(frame_bytes)))
-                    size = sum(size for _, _, size in parts) + frame_bytes
-                    entries[key] = with_rank(extent_at(SCATTERED, size), rank)
-                else:
-                    report.entries_lost += 1
+        entries.pop(key, None)
+        table.scattered.pop(key, None)
+        if kind == put:
+            size = sum(size for _, _, size in parts) + frame_bytes
+            if len(parts) == part and all(each[0] == key for each in parts) and size < FRAME_BYTES_LIMIT:
+                table.scattered[key] = (*(run for _, run, _ in parts), Run(address, pages_for(frame_bytes)))
+                entries[key] = extent_at(SCATTERED, size, rank)
+            else:
+                report.entries_lost += 1
         if parts:
             parts.clear()
 
@@ -251,8 +252,7 @@ def _search(
     """Add the frames found in pages that the rest of the log does not account for."""
     pages = files.segments.pages
     _forget_lost(table, pages, report)
-    used = used_runs(table.entries, table.scattered)
-    _valid_entries(table, quarantine, used, pages)
+    used, _ = _with_quarantined(table, quarantine, used_runs(table.entries, table.scattered), pages)
     free = tuple(free_runs(gaps_between(used), pages))
     report.pages_searched = pages_in(free)
     if not free:
@@ -264,7 +264,7 @@ def _search(
     # They go in front, as older than all known entries: some of them were evicted long ago.
     known = dict(table.entries)
     table.entries.clear()
-    table.entries.update((key, with_rank(extent, 0)) for key, extent in found.items())
+    table.entries.update(found)
     table.entries.update(known)
 
 
@@ -279,11 +279,10 @@ def _settle(files: NamespaceFiles, table: Table, quarantine: Quarantine, report:
     entries, scattered, segments = table.entries, table.scattered, files.segments
     pages = segments.pages
     used = used_runs(entries, scattered)
-    gaps = gaps_between(used)
-    if not is_sound(gaps, pages):
+    if not is_sound(used, pages):
         _forget_lost(table, pages, report)
         used = used_runs(entries, scattered)
-    kept = _valid_entries(table, quarantine, used, pages)
+    used, kept = _with_quarantined(table, quarantine, used, pages)
     segments.set_pages_out_of_service(sum(entry.pages for entry in kept))
     excess = segments.excess_pages(replacement_bytes(len(entries)))
     if excess:
@@ -293,32 +292,28 @@ def _settle(files: NamespaceFiles, table: Table, quarantine: Quarantine, report:
             _forget(table, key)
         for segment, length in cuts.items():
             segments.cut_segment(segment, length)
-        used = used_runs(entries, scattered)
-        kept = _valid_entries(table, quarantine, used, pages)
+        used, kept = _with_quarantined(table, quarantine, used_runs(entries, scattered), pages)
         segments.set_pages_out_of_service(sum(entry.pages for entry in kept))
     quarantine.keep_only(kept)
     for entry in kept:
         table.take_out_of_service(entry.runs[0].address)
-    if report.entries_lost or excess or kept:
-        gaps = gaps_between(used)
-    for run in free_runs(gaps, pages):
+    for run in free_runs(gaps_between(used), pages):
         table.add_free(run)
 
 
-def _valid_entries(
-    table: Table, quarantine: Quarantine, used: list[Extent], pages: Mapping[int, int]
-) -> list[QuarantineEntry]:
-    """Quarantine entries that are neither cut off nor used by another frame. Their pages are added to ``used``."""
-    valid = []
+def _with_quarantined(
+    table: Table, quarantine: Quarantine, used: UsedRuns, pages: Mapping[int, int]
+) -> tuple[UsedRuns, list[QuarantineEntry]]:
+    """Add the pages of quarantine entries that are neither cut off nor used by another frame; and those entries."""
+    valid, apart = [], used_runs({}, {})
     for entry in quarantine:
         # The bad frame itself may still be stored: then its pages are already among the used ones.
         if _runs(table, entry.key) == entry.runs:
             valid.append(entry)
-        elif all(has_room(used, run, pages) for run in entry.runs):
+        elif all(has_room(used, run, pages) and has_room(apart, run, pages) for run in entry.runs):
             valid.append(entry)
-            for run in entry.runs:
-                insort(used, extent_at(run.address, run.pages * PAGE_BYTES))
-    return valid
+            apart = apart.with_runs(entry.runs)
+    return used.with_runs(map(Run, apart.starts.tolist(), apart.pages.tolist())), valid
 
 
 def _runs(table: Table, key: Key) -> tuple[Run, ...]:

@@ -1,7 +1,7 @@
 """Table of the stored frames: key to runs of pages. In memory; the owner serialises calls.
 
-Nearly all frames are in one run, stored as one integer (:data:`~tierkv_disk.extents.Extent`). The few frames in several
-runs are in a second dict.
+Nearly all frames are in one run, stored as an :data:`~tierkv_disk.extents.Extent`. The few frames in several runs are
+in a second dict.
 """
 
 from __future__ import annotations
@@ -9,29 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tierkv.types.keys import Key
-from tierkv_disk.extents import (
-    Extent,
-    PageAddress,
-    RankedExtent,
-    Run,
-    address_at,
-    address_of,
-    extent_at,
-    extent_of,
-    frame_bytes_of,
-    rank_of,
-    run_of,
-    with_rank,
-)
+from tierkv_disk.extents import Extent, PageAddress, Run, address_at, extent_at, pages_for, read_extent
 from tierkv_disk.space.free_space import FreeSpace, Pins
 
-Entries = dict[Key, RankedExtent]
-"""Extent and rank of each stored frame, in the order in which the frames were written."""
+Entries = dict[Key, Extent]
+"""Extent of each stored frame, in the order in which the frames were written."""
 
 StoredFrame = tuple[Key, tuple[Run, ...], int, int]
 """Key, runs, length in bytes and rank of a frame. A plain tuple: one is made per stored chunk."""
 
-SCATTERED = address_at(0xFFFF_FFFF, 0)
+SCATTERED = address_at(0x7FFF_FFFF, 0)
 """Address that marks a frame in several runs; no segment has that number."""
 
 
@@ -59,15 +46,15 @@ class Table:
 
     def find_frame(self, key: Key) -> tuple[tuple[Run, ...], int] | None:
         """Runs and length in bytes of the frame of ``key``; None if it is not stored."""
-        entry = self.entries.get(key)
-        if entry is None:
+        extent = self.entries.get(key)
+        if extent is None:
             return None
-        extent = extent_of(entry)
-        return self._runs(key, extent), frame_bytes_of(extent)
+        address, frame_bytes, _ = read_extent(extent)
+        return self._runs(key, address, frame_bytes), frame_bytes
 
     def rank(self, key: Key) -> int:
         """Rank of a stored frame; 0: unknown."""
-        return rank_of(self.entries[key])
+        return read_extent(self.entries[key])[2]
 
     def put_frames(self, frames: Iterable[StoredFrame]) -> None:
         """Enter frames; a previous frame of a key is dropped."""
@@ -76,16 +63,16 @@ class Table:
             if key in entries:
                 self.drop_frame(key)
             if len(runs) == 1:
-                entries[key] = with_rank(extent_at(runs[0].address, frame_bytes), rank)
+                entries[key] = extent_at(runs[0].address, frame_bytes, rank)
             else:
-                entries[key] = with_rank(extent_at(SCATTERED, frame_bytes), rank)
+                entries[key] = extent_at(SCATTERED, frame_bytes, rank)
                 self.scattered[key] = runs
 
     def drop_frame(self, key: Key) -> None:
         """Remove ``key``; its pages become free when no reader has them pinned."""
-        entry = self.entries.pop(key, None)
-        if entry is not None:
-            runs = self._runs(key, extent_of(entry))
+        extent = self.entries.pop(key, None)
+        if extent is not None:
+            runs = self._runs(key, *read_extent(extent)[:2])
             self.scattered.pop(key, None)
             self.release_runs(runs)
 
@@ -130,8 +117,8 @@ class Table:
         if found is None or found[0] != runs:
             self.release_runs(runs)
 
-    def _runs(self, key: Key, extent: Extent) -> tuple[Run, ...]:
-        return (run_of(extent),) if address_of(extent) != SCATTERED else self.scattered[key]
+    def _runs(self, key: Key, address: PageAddress, frame_bytes: int) -> tuple[Run, ...]:
+        return (Run(address, pages_for(frame_bytes)),) if address != SCATTERED else self.scattered[key]
 
     def _add_free(self, runs: Iterable[Run]) -> None:
         for run in runs:
