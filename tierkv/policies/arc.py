@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.policies.ghost import GhostTable, mark_of
+from tierkv.policies.ghost import GhostTable, marks_of
 from tierkv.structures.columns import column, longer, longer_bytes
 from tierkv.structures.rings import PASSED_OVER_MAX, Rings
 from tierkv.types.keys import Key
@@ -73,9 +73,9 @@ class ArcPolicy:
         if self._rings.make_room(handles):
             longer_bytes(self._uses, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
-        marks, uses = list(map(mark_of, keys)), self._uses
+        marks, column, uses = marks_of(keys), self._marks, self._uses
         for handle, mark in zip(handles, marks, strict=True):
-            self._marks[handle] = mark
+            column[handle] = mark
             uses[handle] = _NEW
         candidates = self._ghosts[_ONCE].candidates(marks) | self._ghosts[_OFTEN].candidates(marks)
         if candidates:
@@ -159,7 +159,8 @@ class ArcPolicy:
         if len(victims) < least:
             return []
         rings.unlink(victims)
+        marks, uses = self._marks, self._uses
         for ring, ghosts in enumerate(self._ghosts):
-            ghosts.extend([self._marks[victim] for victim in victims if (self._uses[victim] == _AGAIN) == ring])
+            ghosts.extend([marks[victim] for victim in victims if (uses[victim] == _AGAIN) == ring])
         self._sizes = sizes
         return victims

@@ -89,6 +89,8 @@ class GhostTable:
 
     def candidates(self, marks: Sequence[int]) -> set[int]:
         """Marks that may be remembered; the others are not. Fast for batches of which few marks are remembered."""
+        if not self._count:
+            return set()
         buckets = self._buckets
         count = len(buckets)
         return {mark for mark in marks if mark.to_bytes(MARK_BYTES, "little") in buckets[mark % count]}
@@ -132,22 +134,23 @@ class GhostTable:
     def _drop(self, count_max: int, steps: int) -> None:
         """Remove the oldest entries until at most ``count_max`` marks remain, in at most ``steps`` steps."""
         buckets, turns, width, spare = self._buckets, self._turns, self._width, 2 * self.ghosts_max
-        left, count, end, notes = self._left, self._count, len(turns), list[bytes]()
+        left, count, end, notes, forgotten = self._left, self._count, len(turns), list[bytes](), self._forgotten
         while steps and (count > count_max or end - left > spare):
             number = turns[left]
             bucket = buckets[number]
             buckets[number] = bucket[width:]
             if bucket[MARK_BYTES - 1] < _HOLE:
                 count -= 1
-                notes.append(bucket[MARK_BYTES:width])
+                if forgotten is not None:
+                    notes.append(bucket[MARK_BYTES:width])
             left += 1
             steps -= 1
         if 2 * left > end:
             del turns[:left]
             left = 0
         self._left, self._count = left, count
-        if notes and self._forgotten is not None:
-            self._forgotten(notes)
+        if notes and forgotten is not None:
+            forgotten(notes)
 
     def _offset(self, bucket: bytes, mark: int) -> int:
         """Offset of a mark in its bucket; negative if it is not there."""

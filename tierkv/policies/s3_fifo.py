@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.policies.ghost import GhostTable, mark_of
+from tierkv.policies.ghost import GhostTable, marks_of
 from tierkv.structures.columns import column, longer, longer_bytes
 from tierkv.structures.rings import PASSED_OVER_MAX, Rings
 from tierkv.types.keys import Key
@@ -70,15 +70,15 @@ class S3FifoPolicy:
             for column in self._uses, self._ring:
                 longer_bytes(column, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
-        marks = list(map(mark_of, keys))
+        marks, known, uses, rings = marks_of(keys), self._marks, self._uses, self._ring
         candidates = self._ghosts.candidates(marks)
         returning = 0
         for handle, mark in zip(handles, marks, strict=True):
-            self._marks[handle] = mark
-            self._uses[handle] = 0
-            self._ring[handle] = _SMALL
+            known[handle] = mark
+            uses[handle] = 0
+            rings[handle] = _SMALL
             if mark in candidates and self._ghosts.pop(mark) is not None:
-                self._ring[handle] = ring_of_ghosts
+                rings[handle] = ring_of_ghosts
                 returning += ring_of_ghosts == _MAIN
         self._sizes[_SMALL] += len(handles) - returning
         self._sizes[_MAIN] += returning
@@ -147,7 +147,8 @@ class S3FifoPolicy:
         if len(victims) < least:
             self._restore_victims(victims)
             return []
-        self._ghosts.extend([self._marks[handle] for handle in victims if self._ring[handle] == _SMALL])
+        marks, of_ring = self._marks, self._ring
+        self._ghosts.extend([marks[handle] for handle in victims if of_ring[handle] == _SMALL])
         return victims
 
     def _requeue(self, handle: int, ring: int) -> None:
