@@ -149,7 +149,7 @@ def test_expired_doubts_are_forgotten() -> None:
         core.begin(5.0)
     assert not tier.presence_cache.any
     tier.mark_absent(KEYS[0], 5.0)
-    tier.stored([(KEYS[0], 8192)], 5.0)
+    tier.stored(content_of([(KEYS[0], 8192)]), 5.0)
     assert not tier.presence_cache.any
 
 

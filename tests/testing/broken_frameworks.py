@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from at_rest import content_of
 from simulation.breaks import core_breaks
 
 from tierkv.dispatch.dispatcher import Dispatcher
@@ -194,7 +195,7 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
 @noticed_by("test_a_late_write_is_not_believed", attempts=5)  # the write may come before the deletion
 def a_late_write_is_believed(patch: Patch) -> None:
     def mark_uncertain(self: LowerTier, key: Any, frame_bytes: int) -> None:
-        self.residency.add([(key, frame_bytes)])
+        self.residency.add(content_of([(key, frame_bytes)]))
         self.residency._deletions.schedule((key,))
 
     patch.setattr(LowerTier, "mark_uncertain", mark_uncertain)

@@ -42,10 +42,10 @@ def apart(
     ranks: Sequence[int], handles: Sequence[int], keys: Sequence[Key]
 ) -> Iterable[tuple[Sequence[int], Sequence[int], Sequence[Key]]]:
     """Ranks, handles and keys of each request, from those of several; chunks of a request mostly come together."""
+    if min(ranks) >> OWNER_BITS == max(ranks) >> OWNER_BITS:  # usual
+        return ((ranks, handles, keys),)
     owners = [rank >> OWNER_BITS for rank in ranks]
     ends = [i for i, (owner, after) in enumerate(pairwise(owners), 1) if owner != after]
-    if not ends:  # usual
-        return ((ranks, handles, keys),)
     chunks, by_owner = list(zip(ranks, handles, keys, strict=True)), dict[int, list[tuple[int, int, Key]]]()
     for first, end in pairwise((0, *ends, len(owners))):
         by_owner.setdefault(owners[first], []).extend(chunks[first:end])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import compress
 from typing import ClassVar, TypeAlias
 
 from tierkv.types.geometry import cdiv
@@ -160,6 +161,14 @@ class TierContent:
     def part(self, first: int, stop: int) -> TierContent:
         """Chunks from one place to before another."""
         return TierContent(self.keys[first:stop], self.frame_bytes[first:stop], self.ranks[first:stop])
+
+    def only(self, chosen: Sequence[bool]) -> TierContent:
+        """The chosen chunks. chosen: one per chunk."""
+        return TierContent(
+            tuple(compress(self.keys, chosen)),
+            array("Q", compress(self.frame_bytes, chosen)),
+            array("Q", compress(self.ranks, chosen)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def test_a_tier_that_returns_is_not_suspected_of_its_outage(capabilities: Capabi
     """Reads that failed with the tier say nothing of its chunks. What a shared tier has answered since stays."""
     tier = tier_of(capabilities)
     for key in (A, B):
-        tier.stored([(key, 10)], 0.0)
+        tier.stored(content_of([(key, 10)]), 0.0)
         tier.mark_absent(key, 1.0)
     tier.probed(B, 2.0, present=False)
     tier.health_changed(usable=False)
@@ -113,7 +113,7 @@ def test_a_tier_that_returns_is_not_suspected_of_its_outage(capabilities: Capabi
 def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
     """A chunk whose read failed is not read again in every step, and not given up for ever."""
     tier = tier_of(capabilities)
-    tier.stored([(A, 10)], 0.0)
+    tier.stored(content_of([(A, 10)]), 0.0)
     tier.mark_absent(A, 0.0)
     assert tier.presence(A, 4.9) is MISS
     assert tier.presence(A, 5.0) is (HIT if capabilities is DISK else RETRY)
@@ -124,7 +124,7 @@ def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
     """The frame was bad, and the tier refuses to delete it (read-only, or broken). Read again at once it would be bad
     again, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
     tier = tier_of(capabilities)
-    tier.stored([(A, 10)], 0.0)
+    tier.stored(content_of([(A, 10)]), 0.0)
     tier.residency.schedule_delete(A)
     assert tier.presence(A, 0.0) is MISS
     tier.not_deleted(A, tried=True, now=0.0)
@@ -164,7 +164,7 @@ def test_what_is_being_written_is_no_victim() -> None:
     assert old not in tier.residency.evict_for(FRAME_BYTES, 0, 100)
     assert tier.residency.evict(1) == []
     tier.residency.end_write([old], FRAME_BYTES)
-    tier.stored([(old, FRAME_BYTES)], 0.0)
+    tier.stored(content_of([(old, FRAME_BYTES)]), 0.0)
     assert tier.residency.evict(1) == [old]
 
 
@@ -255,8 +255,8 @@ def test_victims_are_counted_until_they_are_gone() -> None:
 def test_a_replaced_frame_is_counted_once() -> None:
     """A second write of a key replaces the first one's bytes on the account."""
     tier = tier_of(frames=2)
-    tier.stored([(A, 100)], 0.0)
-    tier.stored([(A, 70)], 0.0)
+    tier.stored(content_of([(A, 100)]), 0.0)
+    tier.stored(content_of([(A, 70)]), 0.0)
     assert tier.residency.used_bytes == 70
     assert tier.forget(A, 0.0)
     assert tier.residency.used_bytes == 0
@@ -268,8 +268,8 @@ def test_a_replaced_frame_counts_for_its_tenant_as_it_is_now() -> None:
     tenants = TenantPolicy(LruPolicy, Quotas(1 << 20, None, {}), FRAME_BYTES)
     limits = LowerTierLimits(1 << 20, WritePolicy.THROUGH, 100, presence_keys_max=100, probe_keys_max=100)
     tier = LowerTier(0, "tier", DISK, limits, tenants)
-    tier.stored([(A, 100), (B, 10)], 0.0)
-    tier.stored([(A, 70), (C, 5), (C, 6)], 0.0)
+    tier.stored(content_of([(A, 100), (B, 10)]), 0.0)
+    tier.stored(content_of([(A, 70), (C, 5), (C, 6)]), 0.0)
     assert sum(tenants.usage().values()) == tier.residency.used_bytes == 70 + 10 + 6
     for key in (A, B, C):
         assert tier.forget(key, 0.0)
@@ -314,7 +314,7 @@ def test_ranks_of_an_index_follow_their_chunks() -> None:
     ]
     residency.schedule_delete(keys[2])
     assert residency.rows.last_written(residency.rows.keys.known(keys)) == 2
-    tier.stored([(keys[1], 10)], 0.0)
+    tier.stored(content_of([(keys[1], 10)]), 0.0)
     assert residency.rows.last_written(residency.rows.keys.known(keys)) == 1, "written again, with an unknown rank"
     assert residency.rows.last_written(residency.rows.keys.known([B])) == 0
 

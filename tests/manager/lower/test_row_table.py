@@ -21,7 +21,7 @@ def written(keys: list[Key]) -> Residency:
     """Account of a tier after two writes of these chunks, one after the other, and a read."""
     tier = Residency("t", LruPolicy(CHUNKS), None, 1.0)
     tier.begin_write(KEYS, 8192 * CHUNKS)
-    tier.add([(key, 4096 + number) for number, key in enumerate(keys)])
+    tier.add(content_of([(key, 4096 + number) for number, key in enumerate(keys)]))
     tier.end_write(keys, 8192 * CHUNKS)
     tier.validate(None)
     tier.begin_read(keys)

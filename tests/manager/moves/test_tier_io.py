@@ -573,10 +573,10 @@ def test_a_promoted_prefix_is_accepted_again() -> None:
     core = make_core(slots=8, tiers=[disk(name="first"), disk(name="second")])
     keys, ranks = run(0, 4), ranks_of("a", range(1, 5))
     first, second = (tier.residency for tier in core.lower)
-    first.add([(key, FRAME_BYTES) for key in keys[:3]], ranks[:3])
+    first.add(content_of([(key, FRAME_BYTES) for key in keys[:3]]), ranks[:3])
     assert first.evict(1) == [keys[2]]
     assert first.listed.order.is_cut(ranks[3])
-    second.add([(key, FRAME_BYTES) for key in keys], ranks)
+    second.add(content_of([(key, FRAME_BYTES) for key in keys]), ranks)
     slots = core.manager._tier_io.promote(keys[3:], core.lower[1])
     assert slots is not None
     assert core.host.slots.ranks[slots[0]] == ranks[3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from tierkv.types.keys import GROUP_BYTES, Key
 
@@ -26,9 +26,13 @@ class ChunkSizes:
         groups = [group.to_bytes(GROUP_BYTES, "big") for group in range(len(group_bytes))]  # as a key ends with it
         self._raw = dict(zip(groups, group_bytes, strict=True))
         self._frames = {group: frame_bytes_bound(raw_bytes) for group, raw_bytes in self._raw.items()}
+        sizes = set(zip(self._raw.values(), self._frames.values(), strict=True))
+        self._every = sizes.pop() if len(sizes) == 1 else None  # usual: chunks of all groups are as long
 
-    def raw(self, keys: Iterable[Key]) -> int:
+    def raw(self, keys: Collection[Key]) -> int:
         """Bytes of these chunks together, before they are framed."""
+        if self._every is not None:
+            return self._every[0] * len(keys)
         raw = self._raw
         return sum([raw[key[-GROUP_BYTES:]] for key in keys])
 
@@ -41,7 +45,9 @@ class ChunkSizes:
         """Upper bound of the bytes at rest of a chunk."""
         return self._frames[key[-GROUP_BYTES:]]
 
-    def frame_bounds(self, keys: Iterable[Key]) -> int:
+    def frame_bounds(self, keys: Collection[Key]) -> int:
         """Upper bound of the bytes at rest of these chunks together."""
+        if self._every is not None:
+            return self._every[1] * len(keys)
         frames = self._frames
         return sum([frames[key[-GROUP_BYTES:]] for key in keys])

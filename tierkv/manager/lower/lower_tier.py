@@ -269,17 +269,15 @@ class LowerTier:
 
     # -- stored and deleted ------------------------------------------------------------------------------------------
 
-    def stored(
-        self, entries: Sequence[tuple[Key, int]], now: float, ranks: Sequence[int] = (), written: Sequence[int] = ()
-    ) -> None:
-        """Record acknowledged writes: keys, each with the bytes of its frame; the ranks as :meth:`Residency.add`."""
+    def stored(self, content: TierContent, now: float, ranks: Sequence[int] = ()) -> None:
+        """Record acknowledged writes; the ranks as :meth:`Residency.add`."""
         if self.capabilities.authoritative_index:
             if self.presence_cache.any:
-                for key, _ in entries:
+                for key in content.keys:
                     self.presence_cache.forget(key)
-            self.residency.add(entries, ranks, written)
+            self.residency.add(content, ranks)
         else:
-            for key, _ in entries:
+            for key in content.keys:
                 self.probed(key, now, present=True)
 
     def forget(self, key: Key, now: float) -> bool:

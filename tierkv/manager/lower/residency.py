@@ -100,21 +100,17 @@ class Residency:
                 self.listed.order.add(rows, part.keys)
                 self.listed.evictable += len(rows)
                 continue
-            batch, ranks = [*zip(part.keys, part.frame_bytes, strict=True)], list(part.ranks)
-            usual = [entry for entry in batch if len(entry[0]) >= KEY_BYTES_MIN]
-            usual = [entry for entry in usual if not self.rows.flags_of(entry[0]) & DELETING]
-            if ranks and len(usual) < len(batch):
-                ranks = list(map(dict(zip(batch, ranks, strict=True)).__getitem__, usual))
-            self.add(usual, (), ranks)
+            flags_of = self.rows.flags_of
+            self.add(part.only([len(key) >= KEY_BYTES_MIN and not flags_of(key) & DELETING for key in part.keys]))
 
-    def add(self, entries: Sequence[tuple[Key, int]], ranks: Sequence[int] = (), written: Sequence[int] = ()) -> None:
-        """Account chunks as stored: keys, each with the bytes of its frame.
+    def add(self, content: TierContent, ranks: Sequence[int] = ()) -> None:
+        """Account chunks as stored.
 
-        ranks: one per chunk (:mod:`tierkv.policies.prefix_order`); empty: unknown. written: ranks at rest, likewise.
+        ranks: one per chunk (:mod:`tierkv.policies.prefix_order`); empty: unknown.
         """
-        keys, lengths = [key for key, _ in entries], [frame_bytes for _, frame_bytes in entries]
+        keys, lengths = content.keys, content.frame_bytes
         rows = self.rows.rows_of(keys)
-        self.rows.written.note(rows, written)
+        self.rows.written.note(rows, content.ranks)
         self._frame_bytes_max = max([self._frame_bytes_max, *lengths])  # of a damaged index perhaps none
         if self.rows.shift(rows, (1, 1), (WRITING, WRITING | STORED)):  # usual: new chunks were written
             self.rows.set_frame_bytes(rows, lengths)
@@ -124,7 +120,7 @@ class Residency:
         flags, sizes = self.rows.flags, self.rows.frame_bytes
         new: dict[int, Key] = {}
         used_bytes = self.used_bytes
-        for row, (key, frame_bytes) in zip(rows, entries, strict=True):
+        for row, key, frame_bytes in zip(rows, keys, lengths, strict=True):
             known = flags[row]
             if known & STORED:
                 used_bytes -= sizes[row]

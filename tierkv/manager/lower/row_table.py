@@ -191,10 +191,10 @@ class RowTable:
         self.uses[run] = array("I", (uses[1],)) * count
         return True
 
-    def set_frame_bytes(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+    def set_frame_bytes(self, rows: Sequence[int], lengths: array[int]) -> None:
         """Set the bytes at rest of rows that follow one another, up or down."""
         run = slice(min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1)
-        self.frame_bytes[run] = array("Q", lengths if rows[0] == run.start else lengths[::-1])
+        self.frame_bytes[run] = memoryview(lengths if rows[0] == run.start else lengths[::-1])
 
     def _lengthen(self) -> None:
         length = self.keys.length

@@ -6,10 +6,11 @@ held. Outcomes are per key: one bad frame fails one chunk.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 
 from tierkv.errors import require
 from tierkv.manager.event_log import EventLog
@@ -28,6 +29,7 @@ from tierkv.types.tier_ops import (
     Completion,
     Outcome,
     OutcomeKind,
+    TierContent,
     TierHealth,
     TierListing,
     TierOp,
@@ -279,20 +281,22 @@ class InFlightOps:
             tier.mark_absent(key, self._step.now)
 
     def _write_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        keys, well = pending.op.keys, OutcomeKind.OK
-        ranks: Sequence[int] = ()
-        stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
+        keys, slots, written, well = pending.op.keys, pending.slots, pending.op.ranks, OutcomeKind.OK
+        lengths = array("Q", [outcome.frame_bytes for outcome in outcomes if outcome.kind is well])
+        stored: Sequence[Key] = keys
+        if len(lengths) < len(keys):
+            is_stored = [outcome.kind is well for outcome in outcomes]
+            stored, slots = tuple(compress(keys, is_stored)), tuple(compress(slots, is_stored))
+            written = tuple(compress(written, is_stored))
+        ranks = self._host.slots.ranks_of(slots)
         if stored:
             self._step.answered_s = self._step.now
-            held = [slot for slot, out in zip(pending.slots, outcomes, strict=True) if out.kind is well]
-            written = [rank for rank, out in zip(pending.op.ranks, outcomes, strict=False) if out.kind is well]
-            ranks = self._host.slots.ranks_of(held)
-            tier.stored(stored, self._step.now, ranks, written)
+            tier.stored(TierContent(stored, lengths, array("Q", written)), self._step.now, ranks)
             self._cascades.count_written(tier, len(stored))
             if tier.emits_events:
-                self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
+                self._events.extend(CacheEventKind.STORED, tier.name, stored)
         tier.residency.end_write(keys, self._sizes.frame_bounds(keys))
-        self._room.evict_cut(tier, [key for key, _ in stored], ranks)
+        self._room.evict_cut(tier, stored, ranks)
         if tier.capabilities.authoritative_index:  # answers about a shared tier expire: one write per lease is enough
             tier.write_queue.forget(pending.op.slots)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
