@@ -125,6 +125,9 @@ def test_an_outdated_list(open_disk: OpenDisk, directory: Path) -> None:
         json.dumps({"key": "00", "runs": [{"segment": 0, "page": 255, "pages": 2}], "reason": "beyond the end"}),
         json.dumps({"key": "00", "runs": [{"segment": 7, "page": 0, "pages": 2}], "reason": "no such segment"}),
         json.dumps({"key": "00", "runs": [{"segment": 0, "page": 9, "pages": 2}], "reason": "good"}),
+        json.dumps(
+            {"key": "00", "runs": [{"segment": 0, "page": 10, "pages": 1}], "reason": "taken by the one before"}
+        ),
     ]
     (directory / "quarantine.jsonl").write_text("\n".join(lines))
     with open_disk() as disk:

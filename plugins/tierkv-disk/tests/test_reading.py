@@ -169,3 +169,16 @@ def test_random_records_are_read_as_one_by_one(tmp_path: Path, rng: random.Rando
         assert table.rank(key) == rank
     assert (report.log.records, report.log.damaged) == (len(records) - len(bad), len(bad))
     assert set(table.scattered) == {key for key, (parts, _) in expected.items() if len(parts) > 1}
+
+
+def test_a_frame_of_four_gigabytes_is_no_frame(tmp_path: Path) -> None:
+    """No writer makes such a record, and its length has no place in a table: the open must not fail for it."""
+    key, half = put(1, 0).key, 1 << 31
+    records: list[Row] = [
+        Record(RecordKind.PART, key, 0, address_at(0, 8), half),
+        Record(RecordKind.PUT, key, 1, address_at(0, 8 + half // PAGE_BYTES), half),
+        put(2, 3),
+    ]
+    table, report = replayed(written(tmp_path, records))
+    assert list(table.entries) == [put(2, 3).key]
+    assert report.entries_lost == 1

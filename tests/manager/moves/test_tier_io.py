@@ -203,13 +203,17 @@ def test_an_unusable_tier_gets_nothing() -> None:
 @pytest.mark.parametrize("kind", GONE_WRONG)
 def test_a_write_that_fails(kind: OutcomeKind) -> None:
     """The tier does not have the chunk, its neighbour in the batch it has; slots and reserved bytes come back."""
-    core = make_core(tiers=[disk(frames=10)])
+    core = make_core(tiers=[replace(disk(frames=10), capabilities=replace(DISK, keeps_ranks=True))])
     keys = run(0, 2)
     core.put(keys)
+    for key, rank in zip(keys, ranks_of("a", (1, 2)), strict=True):
+        core.host.slots.ranks[core.host.slots.find(key) or 0] = rank
     write = only(core, Verb.WRITE)
     assert core.lower[0].residency.reserved_bytes == 2 * FRAME_BYTES
     core.finish(write, [kind if key == keys[0] else OutcomeKind.OK for key in write.keys])
     assert [core.lower[0].presence(key, 0.0) for key in keys] == [LookupResult.MISS, LookupResult.HIT]
+    rows, stored = core.lower[0].residency.rows, write.keys.index(keys[1])
+    assert rows.written.at(rows.row_of(keys[1])) == write.ranks[stored] != write.ranks[1 - stored]
     assert core.counters.writes_failed == {"disk": 1}
     if kind is not OutcomeKind.REFUSED:  # the tier may contain it all the same: see the next test
         core.finish(only(core, Verb.DELETE))

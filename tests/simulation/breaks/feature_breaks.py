@@ -33,6 +33,7 @@ from tierkv.scheduler.load.stream_state import STREAM_TRANSITIONS, StreamEvent, 
 from tierkv.stack.tier_lifecycle import TierChanges
 from tierkv.tiers.framing import Framer
 from tierkv.types.keys import make_scope
+from tierkv.types.tier_ops import TierContent
 from tierkv.types.transfers import TransferJob
 
 __all__: list[str] = []  # the registry has all breaks
@@ -76,7 +77,7 @@ def a_detached_tier_is_never_closed(patch: Patch) -> None:
 
 @breaks("changes", DURABLE)
 def an_attached_tier_forgets_what_it_held(patch: Patch) -> None:
-    patch.setattr(TierChanges, "_scan", lambda self, tier, timeout_s: ((), ()))
+    patch.setattr(TierChanges, "_scan", lambda self, tier, timeout_s: TierContent())
 
 
 @breaks("changes", EVENTS)
