@@ -20,7 +20,9 @@ import lmdb
 import pytest
 from lmdb_support import FRAME, WAIT_S, directory, get, key, open_at, put, put_once, write_until_stored
 
+from tierkv.abc import ReadRequest
 from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
+from tierkv_lmdb import frame_reads
 from tierkv_lmdb.environments import keeper
 from tierkv_lmdb.environments.environment import Environment
 
@@ -70,6 +72,22 @@ def test_failed_meta_page_costs_one_write(tmp_path: Path, caplog: pytest.LogCapt
     backend = open_at(tmp_path)
     assert get(backend, key(1), key(2), key(3)) == [FRAME] * 3
     assert len(list(backend.scan())) == 3
+    backend.close()
+
+
+def test_a_call_whose_environment_was_replaced_is_tried_again(tmp_path: Path) -> None:
+    """It got the environment a moment before another call closed that one; its chunk is whole, and was a miss."""
+    backend = open_at(tmp_path, durability="always")
+    put(backend, {key(1): FRAME})
+    replaced = backend._env
+    fail_next_meta_page(tmp_path)
+    assert put(backend, {key(2): FRAME}) != [None]
+    write_until_stored(backend, 2)
+    buffer = memoryview(bytearray(len(FRAME)))
+    (result,) = frame_reads.read(replaced, backend._failures, [ReadRequest(key(1), buffer)])
+    assert isinstance(result, BackendUnavailableError)
+    assert result.retryable
+    assert get(backend, key(1)) == [FRAME]
     backend.close()
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tierkv.errors import BackendError
+from tierkv.errors import BackendUnavailableError
 
 EXCLUSIVE_TIMEOUT_S = 1.0
 """Longest wait for exclusive use, in seconds; new uses wait meanwhile. A use lasts as long as the
@@ -36,13 +36,13 @@ class EnvironmentGate:
         """Begin a use; waits while an exclusive use is requested or active.
 
         Raises:
-            BackendError: closed.
+            BackendUnavailableError: closed.
         """
         with self._changed:
             while self._exclusive_wanted and not self._closed:
                 self._changed.wait()
-            if self._closed:
-                raise BackendError(f"{self._name} is closed")
+            if self._closed:  # it may have been opened afresh meanwhile, so the call is worth another try
+                raise BackendUnavailableError(f"{self._name} is closed")
             self._uses += 1
 
     def leave(self) -> None:
@@ -59,7 +59,7 @@ class EnvironmentGate:
         """Surround a use.
 
         Raises:
-            BackendError: closed.
+            BackendUnavailableError: closed.
         """
         self.enter()
         try:
@@ -76,7 +76,7 @@ class EnvironmentGate:
             exclusive use.
 
         Raises:
-            BackendError: closed.
+            BackendUnavailableError: closed.
         """
         self.enter()
         is_exclusive = False
