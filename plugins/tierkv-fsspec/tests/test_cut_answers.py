@@ -51,38 +51,43 @@ def changing(s3: S3Server, change: Callable[[bytes], bytes]) -> Iterator[None]:
         del s3._answer  # type: ignore[attr-defined]
 
 
+@pytest.fixture(params=["obstore", "fsspec", "plain"])
+def options(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> FsspecOptions:
+    """Of each way to read an object: through obstore, through s3fs, and over plain HTTP."""
+    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if request.param == "plain" else 1 << 40)
+    implementation = "fsspec" if request.param == "fsspec" else "obstore"
+    return FsspecOptions(url=url, endpoint_url=s3.endpoint, implementation=implementation)
+
+
+def check_that_it_is_spared(
+    stack: SmallStack, prompt: Prompt, s3: S3Server, url: str, change: Callable[[bytes], bytes]
+) -> None:
+    """Load a stored prompt while answers are changed: it is a miss, no object is deleted, and later it is a hit."""
+    stored = names(s3, url)
+    with changing(s3, change):
+        assert stack.load_cold(prompt) == 0
+        stack.settle()
+    assert names(s3, url) == stored
+    assert stack.stack.tiers.stats()[TESTED]["corrupt"] == 0
+    stack.pass_time(60.0)
+    assert stack.load_cold(prompt) == 4
+
+
 @pytest.mark.parametrize("length", [0, 1000, 4096, 10_000])
-@pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
 def test_no_object_is_deleted_for_an_answer_that_was_cut(
-    s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, length: int
+    s3: S3Server, url: str, tmp_path: Path, options: FsspecOptions, length: int
 ) -> None:
     """Engines share the bucket: one bad proxy before one of them must not empty it for all."""
-    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if way == "plain" else 1 << 40)
-    options = FsspecOptions(
-        url=url, endpoint_url=s3.endpoint, implementation="fsspec" if way == "fsspec" else "obstore"
-    )
     prompt = Prompt(1)
     with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None) as stack:
         stack.store_all(prompt)
-        stored = names(s3, url)
-        with cutting(s3, length):
-            assert stack.load_cold(prompt) == 0
-            stack.settle()
-        assert names(s3, url) == stored
-        assert stack.stack.tiers.stats()[TESTED]["corrupt"] == 0
-        stack.pass_time(60.0)
-        assert stack.load_cold(prompt) == 4
+        check_that_it_is_spared(stack, prompt, s3, url, lambda content: content[:length])
 
 
-@pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
 def test_no_object_is_deleted_for_the_answer_to_another_request(
-    s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    s3: S3Server, url: str, tmp_path: Path, options: FsspecOptions
 ) -> None:
     """A proxy that mixed up its answers made whole objects look damaged: 80 of a bucket were deleted in 8 s."""
-    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if way == "plain" else 1 << 40)
-    options = FsspecOptions(
-        url=url, endpoint_url=s3.endpoint, implementation="fsspec" if way == "fsspec" else "obstore"
-    )
     prompt = Prompt(1)
     with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None) as stack:
         stack.store_all(prompt)
@@ -91,33 +96,17 @@ def test_no_object_is_deleted_for_the_answer_to_another_request(
             assert stack.load_cold(Prompt(2)) == 0
             stack.store_all(Prompt(2))
             assert stack.load_cold(Prompt(2)) == 4
-        stored = names(s3, url)
-        with changing(s3, lambda _: mixed_up[-1]):
-            assert stack.load_cold(prompt) == 0
-            stack.settle()
-        assert names(s3, url) == stored
-        stack.pass_time(60.0)
-        assert stack.load_cold(prompt) == 4
+        check_that_it_is_spared(stack, prompt, s3, url, lambda _: mixed_up[-1])
 
 
-@pytest.mark.parametrize("way", ["obstore", "fsspec", "plain"])
 def test_no_object_is_deleted_for_a_page_of_a_proxy(
-    s3: S3Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    s3: S3Server, url: str, tmp_path: Path, options: FsspecOptions
 ) -> None:
     """A login page or a notice of maintenance comes with status 200, and is longer than the header of a frame."""
-    monkeypatch.setattr(obstore_store, "OBJECT_BYTES_MIN", 1 if way == "plain" else 1 << 40)
-    implementation = "fsspec" if way == "fsspec" else "obstore"
-    options = FsspecOptions(url=url, endpoint_url=s3.endpoint, implementation=implementation)
     prompt = Prompt(1)
     with SmallStack(tierkv_fsspec.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None) as stack:
         stack.store_all(prompt)
-        stored = names(s3, url)
-        with changing(s3, lambda _: b"<html>Please log in.</html>".ljust(9000)):
-            assert stack.load_cold(prompt) == 0
-            stack.settle()
-        assert names(s3, url) == stored
-        stack.pass_time(60.0)
-        assert stack.load_cold(prompt) == 4
+        check_that_it_is_spared(stack, prompt, s3, url, lambda _: b"<html>Please log in.</html>".ljust(9000))
 
 
 @pytest.mark.parametrize("implementation", ["obstore", "fsspec"])
