@@ -200,7 +200,7 @@ class InFlightOps:
                 delivered, completion.elapsed_s, is_late=not completion.ended
             )
         if completion.ended:
-            is_unwanted = completion.outcomes[0].kind is OutcomeKind.UNWANTED
+            is_unwanted = completion.outcomes[0].kind is OutcomeKind.UNWANTED  # and so are all others
             reads.ended(own_bytes, pending.op.turn_chunks, delivered=not is_unwanted)
 
     def _announce_late(self, tier: LowerTier, pending: OpInFlight) -> None:
