@@ -17,8 +17,11 @@ import pytest
 from stack_bed import Faults
 
 import tierkv
+import tierkv_disk
 from tierkv.errors import EngineProtocolError
 from tierkv.stack.stack import Stack
+from tierkv.testing.engines import hand_engine
+from tierkv.testing.engines.small_stack import TESTED, SmallStack
 from tierkv.testing.faults import raise_error
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.transfers import WorkerOutput
@@ -164,6 +167,25 @@ def test_a_flush_reports_failed_writes(tmp_path: Path, write: str) -> None:
     faults.last.rules.remove(rule)
     assert stack.flush() is True
     assert stack.close()
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_chunk_that_was_evicted_before_is_no_loss_of_the_end(tmp_path: Path, end: str) -> None:
+    """A tier was slower than the stores for a while, and chunks were evicted before their turn. They are counted as
+    dropped. But all that is left reaches the tier, so the answer is True."""
+    options = tierkv_disk.DiskOptions(path=str(tmp_path), min_free_bytes=0)
+    one_write = {"queue_bytes_max": hand_engine.SLOT_BYTES}
+    with SmallStack(
+        tierkv_disk.PLUGIN, lambda _: options, tmp_path, capacity_bytes=1 << 20, host_slots=16, tier=one_write
+    ) as small:
+        small.wedge("write")
+        for number in range(8):
+            small.store(hand_engine.Prompt(number))
+        small.release()
+        assert getattr(small.stack, end)()
+        counters = small.stack.metrics.counters
+        assert counters.cascades_dropped[TESTED] > 0
+        assert counters.cascades_dropped[TESTED] + counters.cascades[TESTED] == 32
 
 
 def test_a_closed_stack_refuses_further_steps(tmp_path: Path) -> None:

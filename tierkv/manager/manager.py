@@ -386,7 +386,7 @@ class OffloadManager:
         return self._tier_io.has_pending_changes
 
     def flush(self) -> None:
-        """Queue every chunk for the write-back tiers; :attr:`has_pending_changes` reports when all is written."""
+        """Count what was lost before, and begin a flush; :attr:`has_pending_changes` reports when all is written."""
         self._tier_io.flush()
 
     def validate(self) -> None:

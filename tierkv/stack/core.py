@@ -225,6 +225,7 @@ class StackCore:
         if self._is_closed:
             raise EngineProtocolError(CLOSED)
         counters = self.wiring.counters
+        self._manager.flush()  # counts what was lost before
         deadline_s, lost = self._clock() + timeout_s, counters.lost_below
         collect_reports(timeout_s)
         self._manager.flush()
@@ -255,13 +256,15 @@ class StackCore:
         timeout_s = bounded_seconds("close", timeout_s)
         if self._closed_with is None:
             self._closed_with = False
+            self._manager.flush()  # (the same)
             began_s, began = self._clock(), self.watch.written_and_lost()
             deadline_s = began_s + timeout_s
             with contextlib.ExitStack() as releases:
                 releases.callback(lambda: self._log_end(began_s, began))
                 self._add_releases(releases, deadline_s)
                 releases.callback(self._end)
-                self._closed_with = write_back(timeout_s)
+                is_written = write_back(timeout_s)
+                self._closed_with = is_written and self.watch.written_and_lost()[1] == began[1]
         return self._closed_with
 
     def _end(self) -> None:

@@ -351,7 +351,8 @@ class Stack:
         It ends within ``timeout_s``, never ``inf``, and 7 seconds, however many tiers, or copies of workers, hang.
 
         Returns:
-            Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
+            Whether everything that the host tier has, and everything pending, reached its tiers. Chunks that it has
+            evicted before are only counted, as dropped. A second call repeats the answer.
         """
         return self._core.close(timeout_s, self._write_back)
 

@@ -374,7 +374,7 @@ class StagedStack:
         """Flush, then release threads, files and memory. Idempotent, and bounded as :meth:`Stack.close`.
 
         Returns:
-            Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
+            Whether all that the host tier has, and all that is pending, reached its tiers, as :meth:`Stack.close`.
         """
         timeout_s = bounded_seconds("close", timeout_s)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tierkv.structures.columns import column
 
@@ -43,7 +43,7 @@ class LeaseQueue:
         """Append (slot, generation) pairs."""
         if self._unique:
             leases = [lease for lease in leases if self._is_new(*lease)]
-        self._behind.extend([generation << _SLOT_BITS | slot for slot, generation in leases])
+        self._behind.extend(_numbers(leases))
 
     def _is_new(self, slot: int, generation: int) -> bool:
         number, place = divmod(slot, _PAGE_SLOTS)
@@ -86,6 +86,17 @@ class LeaseQueue:
             if page is not None and page[place] == generation:
                 page[place] = 0
 
+    def drop_unless(self, is_kept: Callable[[int, int], bool]) -> list[tuple[int, int]]:
+        """Drop the leases for which ``is_kept`` is false, and return them; a unique queue accepts them again."""
+        gone = [lease for lease in self.first(len(self)) if not is_kept(*lease)]
+        if gone:
+            self.forget(gone)
+            for part in (self._aside, self._behind):
+                kept = [lease for lease in part.first(part.count) if is_kept(*lease)]
+                part.skip(part.count)
+                part.extend(_numbers(kept))
+        return gone
+
     # -- aside -------------------------------------------------------------------------------------------------------
 
     @property
@@ -109,6 +120,10 @@ class LeaseQueue:
         """End the state aside of all leases; they keep their order."""
         self._aside.extend_from(self._behind, self._behind.count)
         self._aside, self._behind = self._behind, self._aside
+
+
+def _numbers(leases: Iterable[tuple[int, int]]) -> list[int]:
+    return [generation << _SLOT_BITS | slot for slot, generation in leases]
 
 
 class _Leases:

@@ -335,7 +335,7 @@ def test_the_pins_of_one_eviction_are_bounded_by_the_step() -> None:
     for first in range(0, 1024, 16):
         core.begin()
         put(core, run(first, 16))
-    while core.manager._tier_io.cascades.has_ready:
+    while core.manager._tier_io.cascades.ready:
         core.begin()
         core.manager._tier_io.cascades.offer_ready(core.now)
     core.begin()

@@ -234,7 +234,7 @@ def test_chunks_are_offered_to_many_tiers_within_the_budget_of_each_step() -> No
     load(core, run(0, 40))
     core.manager.budget.keys_max = 40
     offered = [0]
-    while core.manager._tier_io.cascades.has_ready:
+    while core.manager._tier_io.cascades.ready:
         core.begin()
         core.manager._tier_io.cascades.offer_ready(core.now)
         offered.append(sum([len(tier.write_queue) for tier in core.lower]))
@@ -252,7 +252,7 @@ def test_a_chunk_that_is_offered_soon_is_not_queued_twice() -> None:
     for op in core.manager.take_ops():
         core.finish(op)
     cascades, slots = core.manager._tier_io.cascades, core.host.slots.find_all(run(0, 4))
-    assert cascades.has_ready
+    assert cascades.ready
     cascades.used([slot for slot in slots if slot is not None], NO_HINTS, 0.0)
     cascades.offer_ready(0.0)
     assert len(core.lower[0].write_queue) == 4

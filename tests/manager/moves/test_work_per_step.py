@@ -179,7 +179,7 @@ def test_every_chunk_of_a_store_reaches_every_tier() -> None:
     """Also the chunks for which the step that stored them had no budget."""
     core = many(24)
     put(core, run(0, 128))
-    assert core.manager._tier_io.cascades.has_ready
+    assert core.manager._tier_io.cascades.ready
     assert core.manager.has_pending_changes, "a flush waits for them"
     for _ in range(1000):
         step(core, Verb.WRITE)

@@ -314,7 +314,7 @@ class TierIO:
 
     def _is_idle(self) -> bool:
         """Whether nothing is due: the answer in most steps, so it costs a few calls."""
-        if self._has_reads or self._host.has_quotas or self.cascades.has_ready:
+        if self._has_reads or self._host.has_quotas or self.cascades.ready:
             return False
         if self.retention.has_ever_expiring and self.retention.has_lifetimes:
             return False
@@ -329,7 +329,7 @@ class TierIO:
         Demotions and quotas evict ahead of need in every step, and so does an evicted or reset tier. A tier that is out
         of service is tried again as soon as it may be.
         """
-        if self._has_reads or self._host.has_quotas or self._host.slots.unswept or self.cascades.has_ready:
+        if self._has_reads or self._host.has_quotas or self._host.slots.unswept or self.cascades.ready:
             return False
         if self._tiers.writes_back or self._tiers.has_forgotten:
             return False
@@ -392,9 +392,9 @@ class TierIO:
 
         Detached tiers do not count: they may hang without a bound.
         """
-        waits = self._demotions.is_flushing or self.cascades.has_ready
+        waits = self._demotions.is_flushing or bool(self.cascades.ready)
         return waits or any(tier.has_pending_changes for tier in self._tiers)
 
     def flush(self) -> None:
-        """Queue every chunk for the write-back tiers now; :attr:`has_pending_changes` reports when all is written."""
+        """Begin a flush; :attr:`has_pending_changes` reports when all is written."""
         self._demotions.flush()

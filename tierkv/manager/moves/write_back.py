@@ -198,9 +198,26 @@ class Demotions:
         return bool(self._to_flush)
 
     def flush(self) -> None:
-        """Queue every chunk of the host tier for the write-back tiers, over the next steps."""
+        """Queue every chunk of the host tier for the write-back tiers, over the next steps.
+
+        Chunks that were evicted while they waited for a tier are counted now. Otherwise they are counted when their
+        turn comes, and would look like a loss of the flush.
+        """
+        self._drop_evicted()
         if self._tiers.writes_back:
             self._to_flush = range(self._host.num_slots)
+
+    def _drop_evicted(self) -> None:
+        is_ready = self._host.slots.is_ready
+        for source, leases in self._cascades.ready.items():
+            kept = [lease for lease in leases if is_ready(*lease)]
+            self._cascades.count_not_offered(source, len(leases) - len(kept))
+            leases[:] = kept
+        for tier in self._tiers:
+            gone = tier.write_queue.drop_unless(is_ready)
+            self._admissions.dirty_pins.unpin(tier, gone)
+            if tier.limits.write is not WritePolicy.BACK:  # there, a chunk is written or counted as it is evicted
+                self._cascades.count_dropped(tier, len(gone))
 
     def _flush(self, back: Sequence[LowerTier], now: float) -> None:
         count = self._flushed.take(len(self._to_flush))

@@ -59,7 +59,8 @@ class Cascades:
         self._room = room
         self._events = events
         self.counters = counters
-        self._ready: dict[int, list[SlotRef]] = {}  # by number of the tier that they were read from; or STORED
+        self.ready: dict[int, list[SlotRef]] = {}
+        """Chunks to be offered, by number of the tier that they were read from; or STORED."""
         self._offered = budget.share()
         self._taken = budget.share()
 
@@ -76,16 +77,11 @@ class Cascades:
             return
         if source is None:
             slots = slots[::-1]  # the head is written first: the tail may find no room
-            if number not in self._ready:
+            if number not in self.ready:
                 count = self._affordable(len(slots), len(tiers), SLOTS_PER_KEY)
                 self._offer(tiers, list(zip(slots, filled.keys[::-1], strict=True))[:count], now, stored=True)
         if count < len(slots):
-            self._ready.setdefault(number, []).extend(self._host.slots.refs(slots[count:]))
-
-    @property
-    def has_ready(self) -> bool:
-        """Whether chunks that became readable wait for :meth:`offer_ready`."""
-        return bool(self._ready)
+            self.ready.setdefault(number, []).extend(self._host.slots.refs(slots[count:]))
 
     def offer_ready(self, now: float) -> None:
         """Queue chunks that became readable for the tiers that take them, as far as the step's budget allows.
@@ -94,19 +90,23 @@ class Cascades:
         slots.
         """
         slots = self._host.slots
-        for source, leases in list(self._ready.items()):
+        for source, leases in list(self.ready.items()):
             tiers, is_stored = self._takers(source), source == STORED
             over = max(0, len(leases) - self._host.num_slots)
             count = max(over, self._affordable(len(leases), len(tiers), SLOTS_PER_KEY if is_stored else 1))
             ready = slots.ready(leases[over:count])
             some = list(zip(ready, slots.keys_of(ready), strict=True))
-            for tier in tiers:
-                if tier.seen is None or not is_stored:  # others would not have taken it: it was stored once
-                    self.count_dropped(tier, count - len(some))
+            self.count_not_offered(source, count - len(some))
             self._offer(tiers, some, now, stored=is_stored)
             del leases[:count]
             if not leases:
-                del self._ready[source]
+                del self.ready[source]
+
+    def count_not_offered(self, source: int, count: int) -> None:
+        """Count chunks that were evicted before they were offered, for the tiers that would have taken them."""
+        for tier in self._takers(source):
+            if tier.seen is None or source != STORED:  # others would not: it was stored once
+                self.count_dropped(tier, count)
 
     def _takers(self, source: int) -> list[LowerTier]:
         """Tiers that take chunks from a source."""
@@ -171,8 +171,8 @@ class Cascades:
     def used(self, slots: Sequence[int], hints: RequestHints, now: float) -> None:
         """Queue chunks that a request uses, for tiers that write on reuse. The slots may still be filling."""
         kept = [] if hints.one_shot else self.write_mask.end_one_shot(slots)
-        if kept and self._ready:  # these are offered soon; the first write of a chunk queued twice ends its dirty pin
-            soon = set(chain.from_iterable(self._ready.values()))
+        if kept and self.ready:  # these are offered soon; the first write of a chunk queued twice ends its dirty pin
+            soon = set(chain.from_iterable(self.ready.values()))
             kept = [lease[0] for lease in self._host.slots.refs(kept) if lease not in soon]
         for tier in self._tiers:
             if tier.seen is not None:
