@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -36,4 +36,17 @@ def test_a_report_that_is_none(engine: HandEngine, wrong: Any) -> None:
     """An engine passes on None where no worker has reported."""
     with pytest.raises(EngineProtocolError, match=r"update_connector_output: .* is no report of a worker"):
         engine.stack.update_connector_output(wrong)
+    assert engine.load(PROMPT) == PROMPT.chunks
+
+
+@pytest.mark.parametrize("wrong", [None, {}, [], (None,)])
+def test_instructions_that_are_none(engine: HandEngine, wrong: Any) -> None:
+    """An engine passes on None where it has built no instructions, or what another connector has built."""
+    worker = engine.stack.worker
+    calls: dict[str, Callable[[Any], object]] = {
+        "start_step": worker.start_step, "queue_stores": worker.queue_stores, "start": worker.start,
+    }  # fmt: skip
+    for name, call in calls.items():
+        with pytest.raises(EngineProtocolError, match=f"^{name}: .* is no (instructions|job)"):
+            call(wrong)
     assert engine.load(PROMPT) == PROMPT.chunks

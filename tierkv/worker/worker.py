@@ -130,9 +130,13 @@ class Worker:
         """Submit queued stores, wait for flushed jobs, then submit this step's loads. Call before the forward pass.
 
         Raises:
-            EngineProtocolError: no KV tensors are registered.
+            EngineProtocolError: no KV tensors are registered, or ``meta`` is no instructions of a step.
         """
-        if not (self._queued or meta.loads or meta.jobs_to_flush):
+        try:
+            is_idle = not (self._queued or meta.loads or meta.jobs_to_flush)
+        except AttributeError as error:
+            raise _no_instructions("start_step", meta) from error
+        if is_idle:
             return  # stores of this step start with the next one
         urgent = [job for job in meta.stores if job.job_id in meta.jobs_to_flush]
         for job in (*self._queued.values(), *urgent):
@@ -153,13 +157,23 @@ class Worker:
         """Begin one job at once, for an engine that orders jobs itself.
 
         Raises:
-            EngineProtocolError: no KV tensors are registered.
+            EngineProtocolError: no KV tensors are registered, or ``job`` is none.
         """
+        if not isinstance(job, TransferJob):
+            raise EngineProtocolError(f"start: {job!r:.80} is no job of this stack")
         self._start(job)
 
     def queue_stores(self, meta: ConnectorMeta) -> None:
-        """Queue this step's stores for the next step. Call after the forward pass."""
-        for job in meta.stores:
+        """Queue this step's stores for the next step. Call after the forward pass.
+
+        Raises:
+            EngineProtocolError: ``meta`` is no instructions of a step.
+        """
+        try:
+            stores = meta.stores
+        except AttributeError as error:
+            raise _no_instructions("queue_stores", meta) from error
+        for job in stores:
             if job.job_id not in meta.jobs_to_flush:
                 self._queued[job.job_id] = job
 
@@ -267,3 +281,7 @@ class Worker:
             raise EngineProtocolError("register_kv_caches must be called before the first transfer")
         self._began_s[job.job_id] = self._clock()
         self._running[job.job_id] = (job, self._copies.start(job))
+
+
+def _no_instructions(call: str, given: object) -> EngineProtocolError:
+    return EngineProtocolError(f"{call}: {given!r:.80} is no instructions of build_connector_meta")
