@@ -44,10 +44,10 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(
         ticks=st.sampled_from([0, 1, 10]), budget=st.sampled_from([4, 16, 64]), asks=st.sampled_from([0, 1, 100]),
-        accepts=st.sampled_from([50, 100, 100]), preempt=st.sampled_from([0, 0, 0, 1]),
+        accepts=st.sampled_from([50, 100, 100]), preempt=st.sampled_from([0, 0, 0, 1]), rests=st.booleans(),
     )  # fmt: skip
-    def step(self, ticks: int, budget: int, asks: int, accepts: int, preempt: int) -> None:
-        self.moves.step(ticks, budget=budget, asks=asks, accepts=accepts, preempt=preempt)
+    def step(self, ticks: int, budget: int, asks: int, accepts: int, preempt: int, rests: bool) -> None:
+        self.moves.step(ticks, budget=budget, asks=asks, accepts=accepts, preempt=preempt, rests=rests)
 
     @rule()
     def plain_step(self) -> None:

@@ -16,7 +16,7 @@ from tierkv.stack.opening import open_staged_stack
 from tierkv.stack.remote_worker import open_worker
 from tierkv.stack.rests import REST_S, REST_STEPS_MAX, Rests
 from tierkv.stack.stack import Stack
-from tierkv.testing.engines.hand_engine import BLOCK_TOKENS, PAYLOAD_BYTES, HandEngine, Prompt, engine_spec
+from tierkv.testing.engines.hand_engine import BLOCK_TOKENS, PAYLOAD_BYTES, HandEngine, HandRequest, Prompt, engine_spec
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.engine import ScheduledRequest, StepOutput
 from tierkv.types.keys import make_key
@@ -28,12 +28,22 @@ PROMPT, COMPUTED = Prompt(1, 8), 6
 """A prompt, and its chunks that are computed and written before it is decoded."""
 
 
+class GeneratingRequest(HandRequest):
+    """Request whose chunks behind the computed ones are generated."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return COMPUTED * BLOCK_TOKENS
+
+
 class Decoder:
     """Engine with one request, whose next tokens are computed one in each step."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, *, generates: bool = False) -> None:
         self.engine, self.stack = HandEngine(stack), stack
-        self.request = self.engine.arrive(PROMPT)
+        self.request = GeneratingRequest("generates", PROMPT) if generates else self.engine.arrive(PROMPT)
+        stack.on_new_request(self.request)
         assert self.engine.ask(self.request) == 0
         self.engine.allocate(self.request, 0)
         self.computed = COMPUTED * BLOCK_TOKENS
@@ -59,6 +69,12 @@ class Decoder:
         while self.computed % BLOCK_TOKENS:
             self.decode()
         while not self.stack._scheduler._completions.has_stores:
+            self.decode()
+
+    def hold_a_chunk(self) -> None:
+        """Decode until the next chunk was computed, and waits for the end of a rest."""
+        while not self.stack._scheduler.holds_chunks:
+            assert self.computed < PROMPT.chunks * BLOCK_TOKENS
             self.decode()
 
 
@@ -141,6 +157,38 @@ def test_a_flush_in_a_rest_writes_what_was_stored(stack: Stack) -> None:
     decoder.complete_a_chunk()
     assert stack.flush()
     assert written(stack) == COMPUTED + 1
+
+
+def test_a_chunk_that_a_rest_holds_is_offered_at_its_end(stack: Stack) -> None:
+    """The tiers must get it while its request runs."""
+    decoder = Decoder(stack, generates=True)
+    decoder.hold_a_chunk()
+    for _ in range(REST_STEPS_MAX + 1):
+        if stack._scheduler.holds_chunks:
+            decoder.decode()
+    assert not stack._scheduler.holds_chunks
+    decoder.engine.step_until(lambda: written(stack) == COMPUTED + 1, "the write of the chunk")
+
+
+def test_a_flush_in_a_rest_writes_what_is_held(stack: Stack) -> None:
+    """A flush must write what running requests have completed, offered or not."""
+    decoder = Decoder(stack, generates=True)
+    decoder.hold_a_chunk()
+    assert stack.flush()
+    assert written(stack) == COMPUTED + 1
+
+
+def test_a_close_in_a_rest_writes_what_is_held(tmp_path: Path) -> None:
+    """An engine that stops must find after its restart what its running requests had completed."""
+    stack = tierkv.open_stack(config_of(tmp_path), engine_spec())
+    Decoder(stack, generates=True).hold_a_chunk()
+    assert stack.close()
+    with tierkv.open_stack(config_of(tmp_path), engine_spec()) as again:
+        engine = HandEngine(again)
+        request = engine.arrive(PROMPT)
+        engine.step_until(lambda: engine.ask(request) is not None, "an answer")
+        assert engine.ask(request) == COMPUTED + 1
+        engine.end(request)
 
 
 def test_a_reset_in_a_rest_forgets_what_was_stored(stack: Stack) -> None:

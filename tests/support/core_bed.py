@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from at_rest import content_of
@@ -131,10 +132,17 @@ class Bed:
         return request
 
     def step(
-        self, behaviour: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = REPORTS_MAX
+        self,
+        behaviour: EngineBehaviour | None = None,
+        *,
+        seconds: float = 0.01,
+        reports_max: int = REPORTS_MAX,
+        rests: bool = False,
     ) -> None:
-        """Run one engine step, as the stack's step loop does it."""
+        """Run one engine step, as the stack's step loop does it. rests: chunks of requests that decode may wait."""
         core = self.core
+        build = type(core.scheduler).build_connector_meta
+        vars(core.scheduler)["build_connector_meta"] = partial(build, core.scheduler, rests=rests)
         core.now += seconds
         self._take_in()
         core.scheduler.begin_step(core.now)

@@ -145,10 +145,21 @@ class Moves:
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
         self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])
 
-    def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
+    def step(
+        self,
+        ticks: int,
+        *,
+        budget: int = 16,
+        asks: int = 100,
+        accepts: int = 100,
+        preempt: int = 0,
+        rests: bool = False,
+    ) -> None:
         """Run an engine step, ``ticks`` tenths of a second after the previous one."""
         self.bed.step(
-            EngineBehaviour(budget=budget, asks=asks, accepts=accepts / 100, preempt=preempt), seconds=ticks / 10
+            EngineBehaviour(budget=budget, asks=asks, accepts=accepts / 100, preempt=preempt),
+            seconds=ticks / 10,
+            rests=rests,
         )
 
     def report_one(self) -> None:
@@ -227,7 +238,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
         (1, lambda: moves.preload(rng.randrange(PROMPTS), rng.randrange(8, 64), rng.randrange(2), rng.randrange(40))),
         (30, lambda: moves.step(rng.choice([0, 0, 1, 1, 10]), budget=rng.choice([4, 16, 16, 64]),
                                 asks=rng.choice([0, 1, 100, 100]), accepts=rng.choice([50, 100, 100, 100]),
-                                preempt=rng.choice([0, 0, 0, 0, 0, 1]))),
+                                preempt=rng.choice([0, 0, 0, 0, 0, 1]), rests=rng.random() < 0.7)),
         (3, moves.report_one),
         (2, lambda: moves.abort(rng.randrange(20))),
         (12, lambda: moves.transfer(rng.randrange(20))),

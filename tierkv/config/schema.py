@@ -145,7 +145,8 @@ class StepConfig(Table):
     rest_steps_max: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=7,
         description="Largest number of steps in a row in which tiers are left alone, while requests only decode and "
-        "none waits for a tier; after a quarter of a second they are not. 0: tiers are looked at in every step.",
+        "none waits for a tier; after a quarter of a second they are not. With the plan `immediate`, chunks that are "
+        "completed meanwhile are stored together after these steps. 0: tiers are looked at in every step.",
     )
 
 
@@ -154,9 +155,10 @@ class StoreConfig(Table):
 
     plan: Literal["immediate", "eager", "lazy"] = Field(
         default="immediate",
-        description="Time at which blocks are stored. `immediate`: in the step that completes a chunk. `eager`: one "
-        "step later, when its tokens are final; if the host tier is full, the part of the request that fits. `lazy`: "
-        "before the engine reuses the blocks; the engine must show its free blocks, and `chunk.blocks` must be 1.",
+        description="Time at which blocks are stored. `immediate`: in the step that completes a chunk, or after those "
+        "in which tiers are left alone (`step.rest_steps_max`). `eager`: one step later, when its tokens are final; if "
+        "the host tier is full, the part of the request that fits. `lazy`: before the engine reuses the blocks; the "
+        "engine must show its free blocks, and `chunk.blocks` must be 1.",
     )
     policy: Literal["block_level", "request_level"] = Field(
         default="block_level",

@@ -31,6 +31,7 @@ class RunningRequests:
 
     Attributes:
         resets: number of resets of the cache. A request's chunks are offered again at the first call after one.
+        rests: whether the latest step leaves the tiers alone, so that chunks of requests that decode may wait.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
@@ -49,6 +50,7 @@ class RunningRequests:
         self._prefill = prefill
         self._start = start
         self.resets = 0
+        self.rests = False
         self._advanced = False  # since the previous step was built
 
     def advance(self, request_id: str, num_computed_tokens: int, num_scheduled_tokens: int) -> bool:
@@ -63,7 +65,8 @@ class RunningRequests:
         if request_id not in records:  # "in" is no call, and get() is one per request
             return False
         record = records[request_id]
-        if tokens >= record.quiet_tokens or record.resets != self.resets:
+        is_quiet = tokens < record.quiet_tokens and record.resets == self.resets
+        if not is_quiet and not (self.rests and self._hold(record, tokens)):
             return False
         record.computed_tokens = tokens
         record.unconfirmed_tokens = num_scheduled_tokens
@@ -135,6 +138,16 @@ class RunningRequests:
             self._tables.check_table(record, entry, is_preempted=entry.request_id in preempted)
             check_hashes(record)
 
+    def _hold(self, record: RequestRecord, tokens: int) -> bool:
+        """Whether the chunks that a decoding request has completed with ``tokens`` can wait for the end of the rest."""
+        if not record.quiet_tokens or record.resets != self.resets:
+            return False
+        due, room = self._stores.due_tokens(record), self._tables.room_tokens(record)
+        if due is None or tokens < due or room is None or tokens > room or not self._plan.hold(record):
+            return False
+        record.quiet_tokens = room + 1
+        return True
+
     def apply(self, scheduled: Sequence[ScheduledRequest]) -> set[int]:
         """Update the tables of all entries, and offer chunks. Returns the jobs that must end before the step writes."""
         jobs: set[int] = set()
@@ -148,8 +161,9 @@ class RunningRequests:
                 jobs |= self._update(record, entry)
                 changed.append((record, entry))
         for record, entry in changed:
-            self._plan.on_scheduled(record, entry)
-            record.quiet_tokens = self._quiet_tokens(record)
+            if not (self.rests and self._hold(record, record.computed_tokens)):
+                self._plan.on_scheduled(record, entry)
+                record.quiet_tokens = self._quiet_tokens(record)
         return jobs
 
     def _record_of(self, entry: ScheduledRequest) -> RequestRecord | None:
@@ -180,4 +194,6 @@ class RunningRequests:
             return 0
         room, due = self._tables.room_tokens(record), self._stores.due_tokens(record)
         room = _ANY if room is None else room + 1
-        return room if due is None else min(room, due)
+        if due is None:
+            return room
+        return min(room, due) if due > record.computed_tokens else 0  # 0: it found no room, and is offered again

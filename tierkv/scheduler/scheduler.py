@@ -33,8 +33,7 @@ from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.scheduler.running import RunningRequests
 from tierkv.scheduler.store.plans import make_store_plan
 from tierkv.scheduler.store.stores import Stores
-from tierkv.types.account import RequestAccount
-from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
+from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
@@ -74,6 +73,7 @@ class OffloadScheduler:
         self._ahead = ReadAhead(manager, geometry, limits, counters, choice)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, choice, in_flight)
         self._accounting = Accounting(geometry, counters)
+        self.request_account = self._accounting.account_of
         self._numbers = count(1)  # of the requests, since the stack opened
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
@@ -83,6 +83,7 @@ class OffloadScheduler:
             block_events = BlockEvents(geometry, counters, warn, active=False)
         self._stores = Stores(manager, geometry, limits, counters, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
+        self.register_free_queue = self._plan.register_free_queue
         self._tables = RequestTables(geometry, self._fences, self._plan.on_overwritten)
         self._running = RunningRequests(
             self._records, self._tables, self._stores, self._plan, self._prefill, self._start
@@ -94,13 +95,6 @@ class OffloadScheduler:
             self._records, self._jobs, self._fences, self._loads, self._accounting, block_events,
         )  # fmt: skip
         self._to_flush: set[int] = set()
-
-    def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """Register the engine's queue of free blocks, once, before the first step.
-
-        Needed by ``store.plan = "lazy"`` only. The engine computes at most ``max_batched_tokens`` tokens in one step.
-        """
-        self._plan.register_free_queue(queue, max_batched_tokens)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -290,10 +284,6 @@ class OffloadScheduler:
     def _job_ids(self, record: RequestRecord) -> Iterable[int]:
         return {*self._loads.jobs_of(record), *record.store_jobs}
 
-    def request_account(self, request_id: str) -> RequestAccount | None:
-        """Account of a request so far, kept for a while after its end; None if unknown."""
-        return self._accounting.account_of(request_id)
-
     @property
     def prefill_tokens_per_s(self) -> float | None:
         """Prompt tokens that the engine computes per second; None: not known yet."""
@@ -301,13 +291,16 @@ class OffloadScheduler:
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
-    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
+    def build_connector_meta(self, step: StepOutput, *, rests: bool = False) -> ConnectorMeta:
         """Loads, stores and flushes of this step, for every worker. Called once per step, after scheduling.
+
+        rests: the step only decodes and leaves the tiers alone; the chunks that it completes may wait.
 
         Raises:
             EngineProtocolError: a request is scheduled twice, or still loads; its hashes break a rule; its block table
                 does not hold its tokens; or a block of its load is the null block. Nothing has changed then.
         """
+        self._running.rests = rests
         if self._loads.has_streams:
             self._loads.check_blocks()
         if step.scheduled or step.preempted:
@@ -315,7 +308,7 @@ class OffloadScheduler:
             for request_id in step.preempted:
                 self._preempt(request_id)
             self._to_flush |= self._running.apply(step.scheduled)
-        self._plan.end_step()
+        self._plan.end_step(rests=rests)
         if self._loads.has_streams:
             self._loads.make_due_jobs()
             self._to_flush |= self._tables.overwrite_blocks(self._loads.take_written())
@@ -330,6 +323,7 @@ class OffloadScheduler:
     def _preempt(self, request_id: str) -> None:
         record = self._records.get(request_id)
         if record is not None and record.state is RequestState.RUNNING:
+            self._plan.on_preempted(record)
             self._start_over(record)
 
     def _start_over(self, record: RequestRecord) -> None:
@@ -384,9 +378,14 @@ class OffloadScheduler:
         return bool(self._jobs) or self._completions.has_pending_report
 
     @property
+    def holds_chunks(self) -> bool:
+        """Whether chunks that requests completed in a rest are still to be offered."""
+        return self._plan.holds_chunks
+
+    @property
     def has_pending_work(self) -> bool:
-        """Whether transfers are in flight, or a load must continue when its next chunks have arrived."""
-        return self.has_transfers or self._loads.has_streams
+        """Whether transfers are in flight, chunks are held, or a load continues when its next chunks have arrived."""
+        return self.has_transfers or self._loads.has_streams or self._plan.holds_chunks
 
     def validate(self) -> None:
         """Check every invariant of scheduler and manager.

@@ -2,7 +2,8 @@
 
 A step of requests that generate tokens needs nothing from a tier. What tiers and workers report meanwhile can wait, and
 so can the writes of what was stored: taken together every few steps, they cost a fraction of the processor time. Most
-of it is code that no earlier line of the step has brought into the processor's caches.
+of it is code that no earlier line of the step has brought into the processor's caches. For the same reason, chunks that
+these requests complete in a rest may be offered together after it.
 
 A rest ends at once when the engine asks about a request, when a store finds no room, when many chunks wait, and when a
 tier is attached or detached. It ends by itself after some steps, or some time, whichever is first.
@@ -19,7 +20,8 @@ REST_STEPS_MAX = 7
 """Default number of steps in a row in which tiers are left alone."""
 
 REST_S = 0.25
-"""Seconds after which a rest ends in any case: a write to a tier begins that much later at most."""
+"""Seconds after which a rest ends in any case. A chunk is offered in one rest and taken in after the next one, so its
+write to a tier begins twice that much later at most."""
 
 
 class Rests:

@@ -197,9 +197,10 @@ class Stack:
             EngineProtocolError: a scheduled request still loads, or its block table is too short.
         """
         core, decodes = self._core, self._decodes(step)
-        if core.in_step or not (decodes and core.rests.take_step()):
+        rests = decodes and not core.in_step and core.rests.take_step()
+        if not rests:
             core.begin_step()
-        meta = self._scheduler.build_connector_meta(step)
+        meta = self._scheduler.build_connector_meta(step, rests=rests)
         if self._rank_reports is not None:
             self._rank_reports.add_jobs(meta)
         core.end_step(decodes=decodes)
@@ -336,6 +337,8 @@ class Stack:
         return not late
 
     def _collect_reports(self, timeout_s: float) -> None:
+        if self._scheduler.holds_chunks and not self._core.in_step:
+            self._take_last_step()
         self._drain_workers(timeout_s)
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         report = self.update_connector_output(output)
@@ -367,7 +370,7 @@ class Stack:
         return self.flush(max(0.0, deadline_s - self._clock())) and not self._scheduler.has_transfers
 
     def _take_last_step(self) -> None:
-        """Hand out the stores of ended requests that were meant for the next step's instructions."""
+        """Hand out the stores that were meant for the next step's instructions."""
         if not self.workers or not self._scheduler.has_pending_work:
             return
         with suppress(EngineProtocolError):  # no KV tensors, or no queue, were ever registered: the jobs stay undone

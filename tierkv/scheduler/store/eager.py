@@ -33,9 +33,21 @@ class EagerPlan:
             self._full = not self._stores.offer_fitting(record, tokens, record.unconfirmed_tokens)
         record.unconfirmed_tokens = scheduled.num_scheduled_tokens
 
-    def end_step(self) -> None:
+    def hold(self, record: RequestRecord) -> bool:  # noqa: ARG002 - contract
+        """Hold nothing: this plan waits for the next step anyway."""
+        return False
+
+    @property
+    def holds_chunks(self) -> bool:
+        """Whether chunks are held: never."""
+        return False
+
+    def end_step(self, *, rests: bool = False) -> None:  # noqa: ARG002 - contract
         """Allow offers again: the next step may find room."""
         self._full = False
+
+    def on_preempted(self, record: RequestRecord) -> None:
+        """Nothing to do: its latest tokens are not certain."""
 
     def on_finished(self, record: RequestRecord) -> None:
         """Offer the rest: all of it is confirmed now (D5)."""

@@ -109,7 +109,19 @@ class LazyPlan:
         """Restart at the head: stored chunks are gone."""
         self._cursor = None
 
-    def end_step(self) -> None:
+    def hold(self, record: RequestRecord) -> bool:  # noqa: ARG002 - contract
+        """Hold nothing: chunks must be remembered before the engine reuses their blocks."""
+        return False
+
+    @property
+    def holds_chunks(self) -> bool:
+        """Whether chunks are held: never."""
+        return False
+
+    def on_preempted(self, record: RequestRecord) -> None:
+        """Nothing to do: its blocks join the queue."""
+
+    def end_step(self, *, rests: bool = False) -> None:  # noqa: ARG002 - contract
         """Walk on, and offer the chunks found. The cursor stops at the last block that needs no second visit.
 
         Raises:

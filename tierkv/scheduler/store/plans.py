@@ -32,8 +32,18 @@ class StorePlan(Protocol):
     def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """The request is computed in this step; all block tables are up to date."""
 
-    def end_step(self) -> None:
-        """Every request of the step was passed to ``on_scheduled``."""
+    def hold(self, record: RequestRecord) -> bool:
+        """Keep chunks that a request completed in a rest for a later step. Returns whether the plan does."""
+
+    @property
+    def holds_chunks(self) -> bool:
+        """Whether chunks are held."""
+
+    def end_step(self, *, rests: bool = False) -> None:
+        """Every other request of the step was passed to ``on_scheduled``. rests: the step leaves the tiers alone."""
+
+    def on_preempted(self, record: RequestRecord) -> None:
+        """The request has lost its blocks; this step will write them."""
 
     def on_finished(self, record: RequestRecord) -> None:
         """The request ends; its blocks still belong to it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
 from tierkv.manager.contract import RequestContext, StoreGrant
@@ -104,6 +104,17 @@ class Stores:
         for group in self._geometry.groups:
             new -= -new_tokens // group.chunk_tokens  # rounded up
         return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the engine reuses blocks of a group while their request runs."""
+        return bool(self._windowed)
+
+    def blocks_to_offer(self, record: RequestRecord) -> frozenset[int]:
+        """Blocks of a request behind its store cursors."""
+        factor = self._geometry.blocks_per_chunk
+        behind = [group.block_ids[group.next_stored * factor :] for group in record.groups]
+        return frozenset(chain.from_iterable(behind))
 
     @property
     def describes_chunks(self) -> bool:
