@@ -22,6 +22,7 @@ from tierkv.scheduler.lookup.load_cost import PendingRead, best_load_tokens
 from tierkv.scheduler.lookup.load_or_recompute import PIECES_MAX, LoadOrRecompute
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import SAMPLES_MIN
+from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.engine import GroupSpec
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, Verb
@@ -405,6 +406,25 @@ def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
             answer = core.ask(request)
         answers.append(answer)
     assert answers == [40, 40]
+
+
+@pytest.mark.parametrize("groups", [[window(4)], [full(), window(4)]], ids=["window", "full and window"])
+def test_a_long_choice_goes_on_from_step_to_step(groups: list[GroupSpec]) -> None:
+    """The windows of a long prompt are in a slow tier, and a step's budget does not suffice for all of them.
+
+    So the search for a shorter hit without that tier takes several steps. It must end.
+    """
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    core = make_core(groups=groups, slots=512, tiers=[disk(write="read_only")], limits=limits, step_keys=64)
+    teach(core, SLOW_S)
+    request = core.arrive(4 * 400 + 1)
+    if len(groups) > 1:
+        core.put(core.truth.keys(request, 0))
+    core.keep_below(core.truth.keys(request, len(groups) - 1))
+    record, steps = core.record(request), iter(range(60))
+    while record.state is not RequestState.GATHERING:
+        core.begin(next(steps) / 100)
+        assert core.ask(request) is None
 
 
 def test_a_fast_tier_before_a_slow_one() -> None:

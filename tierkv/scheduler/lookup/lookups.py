@@ -139,6 +139,8 @@ class Lookups:
             lookup.begin_search(self._manager.budget.step)
             search = partial(self._search, record, computed_tokens, late=late)
             hit = self.choice.choose_hit(record, computed_tokens, search)
+            if not lookup.paused:  # otherwise all searches of the choice are repeated, and each continues
+                lookup.seen = {}
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
@@ -269,10 +271,7 @@ class Lookups:
         if late:
             return find_hit(groups, computed_tokens, tokens_max, *in_host_tier(manager, ctx))
         questions = Questions(manager, record.lookup, ctx, self.share)
-        hit = find_hit(groups, computed_tokens, tokens_max, questions.presence, questions.present_prefix)
-        if not record.lookup.paused:
-            record.lookup.seen = {}
-        return hit
+        return find_hit(groups, computed_tokens, tokens_max, questions.presence, questions.present_prefix)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
