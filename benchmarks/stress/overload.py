@@ -42,6 +42,8 @@ PACES = {
     "a tenth of it": Pace(0.05, 0.16),
 }
 """Tiers by the tokens that they deliver per second, against those that the engine computes."""
+SLOW_SHARED_PACE = Pace(0.002, 0.03)
+"""Of a shared tier whose questions alone take longer than computing."""
 TURN_S = 0.5
 """Time after which a tier becomes slower."""
 SLOWER = (10, 50, 200)
@@ -175,6 +177,7 @@ def _weighed(settings: Settings) -> Iterator[Row]:
     cases |= {f"{name}, windows in the model": replace(windowed, slower=times) for name, times in slower.items()}
     for name, case in cases.items():
         yield _beside_computing(f"completion of the same, {name}", case, computed)
+    yield from _over_slow_shared_tiers(settings)
     long_prompts, long_chunks, slots = settings.pick((8, 2_000, 512), (1, 64, 16))
     long = replace(load, prompts=long_prompts, chunks=long_chunks, slots=slots)
     computed = serve(replace(long, is_stored=False))
@@ -183,6 +186,18 @@ def _weighed(settings: Settings) -> Iterator[Row]:
         yield _beside_computing(what, replace(long, slower=times), computed)
         windowed = replace(long, slower=times, slots=2 * long.slots, geometry=WINDOWED)
         yield _beside_computing(f"{what}, windows in the model", windowed, computed)
+
+
+def _over_slow_shared_tiers(settings: Settings) -> Iterator[Row]:
+    """Rows of prompts in a shared tier whose calls, questions too, take longer than computing."""
+    prompts, chunks = settings.pick((3, 300), (2, 16))
+    load = Load(prompts, chunks, 2 * prompts * chunks, shared=True, pace=SLOW_SHARED_PACE, running_max=64)
+    load = replace(load, prefill_tokens_per_s=PREFILL_TOKENS_PER_S, known_prompts=KNOWN_PROMPTS)
+    computed = serve(replace(load, is_stored=False, shared=False))
+    for threads in (load.pace.threads, 1):
+        what = f"{prompts} prompts of {chunks} chunks in a shared tier that takes {load.pace.chunk_s:g} s per chunk"
+        pace = replace(load.pace, threads=threads)
+        yield _beside_computing(f"{what}, {threads} calls at a time", replace(load, pace=pace), computed)
 
 
 def _beside_computing(what: str, load: Load, computed: Outcome) -> Row:

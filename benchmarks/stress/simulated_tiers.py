@@ -33,6 +33,7 @@ SHARED = Capabilities(durable=True, shared=True, bounded=False, preferred_concur
 """Capabilities of a store that other processes use too."""
 
 
+TIMED_OUT = Outcome(OutcomeKind.TIMED_OUT)
 OPS_MAX = 1_000_000
 """Operations that may wait: no limit."""
 
@@ -87,6 +88,8 @@ class _Lane:
 class SimulatedTiers:
     """Dispatch on simulated time: each operation completes in its own time, on the first free thread of its tier.
 
+    A call that takes longer than its deadline is reported as late, and runs on.
+
     Args:
         paces: of the tiers, by number.
         payload_bytes: of a chunk.
@@ -137,6 +140,13 @@ class SimulatedTiers:
             begins_s = max(ticket.submitted_s, heapq.heappop(lane.free_at_s))
             ends_s = begins_s + lane.pace_at(begins_s).call_s(len(op.keys))
             heapq.heappush(lane.free_at_s, ends_s)
+            late_s = begins_s + op.timeout_s
+            if late_s < ends_s:
+                late = (TIMED_OUT,) * len(op.keys)
+                elapsed_s = late_s - ticket.submitted_s
+                heapq.heappush(
+                    self._done, (late_s, op.op_id, Completion(op.op_id, late, ended=False, elapsed_s=elapsed_s))
+                )
             heapq.heappush(self._done, (ends_s, op.op_id, self._completion(op, ends_s - ticket.submitted_s)))
 
     def _completion(self, op: TierOp, elapsed_s: float) -> Completion:

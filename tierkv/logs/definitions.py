@@ -114,12 +114,13 @@ TIER_NOT_WRITABLE = _state(
 TIER_WRITABLE = _state("tier_writable", "tier can be written again", "tier", "seconds_out")
 TIER_SLOW = _state(
     "tier_slow",
-    "reads of the tier take longer than computing what they bring; such hits are shortened",
+    "the tier takes longer than computing what it brings; its hits are shortened, and requests do not wait for answers "
+    "of a shared one",
     *("tier", "times"),
     advice="Expected of a tier that is slower than the engine. Otherwise see `tierkv_tier_read_seconds`, and what else "
     'uses the storage. `lookup.recompute = "off"` loads every hit all the same.',
 )
-TIER_FAST = _state("tier_fast", "reads of the tier take less than computing again", "tier", "times")
+TIER_FAST = _state("tier_fast", "the tier takes less than computing again", "tier", "times")
 TIER_FULL = _warning(
     "tier_full",
     "storage of the tier has no room below its capacity",

@@ -77,7 +77,7 @@ class OffloadManager:
         self._request_feed = RequestFeed(self.policies, counters)
         self.passages = Passages(host, self._tier_io, self.step, reserved_chunks_max)
         """Chunks of hits on their way to the GPU."""
-        self.read_costs = ReadCosts(host, self.tiers, self._tier_io)
+        self.read_costs = ReadCosts(self.step, host, self.tiers, self._tier_io)
         """Costs of reads from lower tiers."""
 
     # -- step --------------------------------------------------------------------------------------------------------

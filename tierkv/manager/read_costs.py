@@ -10,14 +10,16 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.read_speed import ReadTimes
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.tier_io import TierIO
+from tierkv.manager.step_state import StepState
 from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 
 
 class ReadCosts:
-    """Answers what a read would cost. Changes nothing but by :meth:`remeasure`. Sans-IO."""
+    """Answers what reads and questions cost. Only :meth:`note_slow` and :meth:`remeasure` change anything. Sans-IO."""
 
-    def __init__(self, host: HostTier, tiers: TierList, tier_io: TierIO) -> None:
+    def __init__(self, step: StepState, host: HostTier, tiers: TierList, tier_io: TierIO) -> None:
+        self._step = step
         self._host = host
         self._tiers = tiers
         self._tier_io = tier_io
@@ -28,6 +30,23 @@ class ReadCosts:
         chunks: that the request needs from lower tiers.
         """
         return {tier.index: self._tier_io.reads[tier.index].speed.expected(chunks) for tier in self._tiers}
+
+    def probe_s(self, tier: int) -> float | None:
+        """Seconds per chunk of a long question to a tier; None until measured, or if it need not be asked.
+
+        tier: its number.
+        """
+        return None if self._tiers[tier].capabilities.authoritative_index else self._tiers[tier].probes.s_per_key
+
+    def note_slow(self, tier: int, *, is_slow: bool) -> None:
+        """Note whether requests compute sooner than they load from a tier, questions included. tier: its number."""
+        probes = self._tiers[tier].probes
+        if is_slow != probes.is_slow:
+            self._step.version += 1  # requests wait for its answers
+            if is_slow:
+                probes.became_slow()
+            else:
+                probes.is_slow = False
 
     def speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads by tier, as measured; without tiers that are not measured yet."""

@@ -73,8 +73,9 @@ COUNTERS = {
     "deferred_queue_ms": "Milliseconds for which lookups were deferred while nothing was asked or read for them",
     "hits_shortened": "Hits shortened because loading the rest was expected to take longer than computing it",
     "tokens_shortened": "Tokens cut from shortened hits",
-    "slowdowns": "Times that reads of a tier came to take longer than computing what they bring",
-    "recoveries": "Times that they came to take less again",
+    "slowdowns": "Times that a tier came to take longer than computing what it brings, the questions to a shared one "
+    "included",
+    "recoveries": "Times that it came to take less again",
     "policies_failed": "Eviction policies that failed, and are no longer called",
     "observations_failed": "Policies that raised when they observed a request, and observe no more",
     "loads_streamed": "Loads in several jobs, of hits answered before they were read whole, or longer than a job",

@@ -174,7 +174,7 @@ def a_policy_evicts_what_is_held(patch: Patch) -> None:
 # -- loads that stream -----------------------------------------------------------------------------------------------
 
 
-@breaks("tiny-host", RESET, first=18)
+@breaks("tiny-host", RESET, first=31)
 def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
     """Only blocks of jobs in flight become invalid, not those of earlier jobs of the same load."""
 

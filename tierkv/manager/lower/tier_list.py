@@ -141,10 +141,14 @@ class TierList:
             here = tier.presence(key, now, since)
             if here is LookupResult.HIT:
                 return here
-            if here is LookupResult.RETRY:
-                tier.probes.put(key)
+            if here is LookupResult.RETRY and tier.probes.ask(key, now):
                 answer = here
         return answer if known == NOWHERE else LookupResult.HIT
+
+    @property
+    def shared(self) -> list[LowerTier]:
+        """Tiers in service that have to be asked for chunks."""
+        return [tier for _, tier in self._probed]
 
     def rows_of(self, keys: Sequence[Key]) -> list[TierRows]:
         """Each tier with an index that has any of ``keys``: their rows there, and their positions in ``keys``."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.lower.read_speed import ReadTimes
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.limits import SchedulerLimits
@@ -67,6 +68,8 @@ class LoadOrRecompute:
         self._counters = counters
         self._prefill = prefill
         self._token_bytes = sum(group.payload_bytes / group.chunk_tokens for group in geometry.groups)
+        # A window has the same few chunks, however many tokens they serve.
+        self._token_keys = sum([1 / group.chunk_tokens for group in geometry.groups if group.window_chunks is None])
         self._left_out: set[int] = set()
         self._slow: set[int] = set()  # tiers that are slower than computing, as far as was noted
 
@@ -131,6 +134,8 @@ class LoadOrRecompute:
             search: searches for the request's hit.
         """
         record.lookup.choice_version = self._version
+        if self._limits.weighs_recompute and not self._manager.tiers.all_indexed:
+            self._costs()  # decides which shared tiers the search asks
         hit = search(record.hit_end_max)
         if hit.deferred:
             return hit
@@ -195,23 +200,32 @@ class LoadOrRecompute:
         """
         costs: dict[int, ReadCost] = {}
         for tier, expected in self._manager.read_costs.expected(chunks).items():
+            self._note_speed(tier, expected)
             if expected is not None:
                 factor = BENEFIT if tier in self._left_out else 1 / BENEFIT
-                self._note_speed(tier, expected.s_per_byte * self._token_bytes)
                 start_s = expected.latency_s + max(0.0, expected.queue_s / QUEUE_PATIENCE - busy_s)
                 costs[tier] = ReadCost(start_s * factor, expected.s_per_byte * factor)
         return costs
 
-    def _note_speed(self, tier: int, token_s: float) -> None:
-        """Count a tier that became slower than computing, or faster again. token_s: seconds to read a token."""
-        is_slow = tier in self._slow
+    def _note_speed(self, tier: int, reads: ReadTimes | None) -> None:
+        """Count a tier that became slower than computing, or faster again. No request waits for a slow one's answers.
+
+        What a shared tier takes to answer counts too: it has to be asked before a chunk is read. reads: None: unknown.
+        """
+        probe_s = self._manager.read_costs.probe_s(tier) or 0.0
+        token_s = probe_s * self._token_keys + (0.0 if reads is None else reads.s_per_byte * self._token_bytes)
         computed = token_s * (self._prefill.tokens_per_s or 0.0)  # tokens computed in that time
+        is_slow = tier in self._slow
+        name = self._manager.tiers[tier].name
         if computed > BENEFIT and not is_slow:
             self._slow.add(tier)
-            self._counters.slowdowns[self._manager.tiers[tier].name] += 1
-        elif computed < 1 / BENEFIT and is_slow:
+            self._counters.slowdowns[name] += 1
+        elif 0 < computed < 1 / BENEFIT and is_slow:
             self._slow.remove(tier)
-            self._counters.recoveries[self._manager.tiers[tier].name] += 1
+            self._counters.recoveries[name] += 1
+        else:
+            return
+        self._manager.read_costs.note_slow(tier, is_slow=not is_slow)
 
     def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
         """Reads from lower tiers that a hit needs, in the order of their start: at most one per tier and piece."""
