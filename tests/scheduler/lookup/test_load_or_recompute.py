@@ -22,6 +22,7 @@ from tierkv.scheduler.lookup.load_cost import PendingRead, best_load_tokens
 from tierkv.scheduler.lookup.load_or_recompute import PIECES_MAX, LoadOrRecompute
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import SAMPLES_MIN
+from tierkv.scheduler.lookup.questions import Questions
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.engine import GroupSpec
 from tierkv.types.keys import Key
@@ -409,11 +410,15 @@ def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
 
 
 @pytest.mark.parametrize("groups", [[window(4)], [full(), window(4)]], ids=["window", "full and window"])
-def test_a_long_choice_goes_on_from_step_to_step(groups: list[GroupSpec]) -> None:
+def test_a_long_choice_goes_on_from_step_to_step(groups: list[GroupSpec], monkeypatch: pytest.MonkeyPatch) -> None:
     """The windows of a long prompt are in a slow tier, and a step's budget does not suffice for all of them.
 
-    So the search for a shorter hit without that tier takes several steps. It must end.
+    So the search for a shorter hit without that tier takes several steps. It must end, and each step looks at no chunk
+    that an earlier one has excluded.
     """
+    looks: list[Key] = []
+    look = Questions.presence
+    monkeypatch.setattr(Questions, "presence", lambda self, key: (looks.append(key), look(self, key))[1])
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
     core = make_core(groups=groups, slots=512, tiers=[disk(write="read_only")], limits=limits, step_keys=64)
     teach(core, SLOW_S)
@@ -424,7 +429,9 @@ def test_a_long_choice_goes_on_from_step_to_step(groups: list[GroupSpec]) -> Non
     record, steps = core.record(request), iter(range(60))
     while record.state is not RequestState.GATHERING:
         core.begin(next(steps) / 100)
+        looks.clear()
         assert core.ask(request) is None
+        assert len(looks) <= 2 * 64, "a few of its two windows, and those that the budget allows"
 
 
 def test_a_fast_tier_before_a_slow_one() -> None:

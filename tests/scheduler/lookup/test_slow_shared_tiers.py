@@ -74,7 +74,7 @@ def test_requests_do_not_wait_for_a_slow_shared_tier(probe_s: float, read_s: flo
 
 
 def test_a_few_chunks_that_are_found_are_loaded() -> None:
-    """Where only the questions are slow, the chunks found by those that measure them pay."""
+    """The questions are slow, and the reads are not: chunks found by the questions that measure the tier pay."""
     core = core_of()
     teach(core, probe_s=SLOW_S, read_s=FAST_S)
     request = prompt(core, 1)

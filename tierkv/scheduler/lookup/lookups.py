@@ -140,7 +140,7 @@ class Lookups:
             search = partial(self._search, record, computed_tokens, late=late)
             hit = self.choice.choose_hit(record, computed_tokens, search)
             if not lookup.paused:  # otherwise all searches of the choice are repeated, and each continues
-                lookup.seen = {}
+                lookup.seen, lookup.ends = {}, {}
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
@@ -267,11 +267,11 @@ class Lookups:
         self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, late: bool
     ) -> Hit:
         """Longest hit that ends at ``tokens_max`` or before; windows of a shorter one need other chunks."""
-        groups, manager = record.search_groups, self._manager
+        groups = record.search_groups
         if late:
-            return find_hit(groups, computed_tokens, tokens_max, *in_host_tier(manager, ctx))
-        questions = Questions(manager, record.lookup, ctx, self.share)
-        return find_hit(groups, computed_tokens, tokens_max, questions.presence, questions.present_prefix)
+            return find_hit(groups, computed_tokens, tokens_max, *in_host_tier(self._manager, ctx))
+        questions = Questions(self._manager, record.lookup, ctx, self.share)
+        return questions.longest_hit(groups, computed_tokens, tokens_max)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ class OpenLookup:
         known: answers of shared tiers to this lookup, by chunk; RETRY while there is none yet.
         seen: by allowed tiers, answers of a search that stopped at the budget of its step, for the search that
             continues it.
+        ends: by the largest end of such a search and its allowed tiers, the largest end that its hit may have.
         reached: by first chunk of a group's search and by allowed tiers, number of chunks found in a row from there on.
         found_below: whether a chunk of the hit would have to be read.
         choice_version: version of what was known of the speeds when loading or computing was chosen.
@@ -39,8 +40,8 @@ class OpenLookup:
     """
 
     __slots__ = (
-        "asked_tier_s", "began", "choice_version", "continued", "found_below", "gathered", "hit_tokens", "known",
-        "last_asked_s", "late_s", "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "probing_s",
+        "asked_tier_s", "began", "choice_version", "continued", "ends", "found_below", "gathered", "hit_tokens",
+        "known", "last_asked_s", "late_s", "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "probing_s",
         "question", "reached", "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn",
         "verifies", "wanted",
     )  # fmt: skip
@@ -55,6 +56,7 @@ class OpenLookup:
         self.known: dict[Key, LookupResult] = {}
         self.reached: dict[tuple[Key, frozenset[str] | None], int] = {}
         self.seen: dict[frozenset[str] | None, dict[Key, LookupResult]] = {}
+        self.ends: dict[tuple[int, frozenset[str] | None], int] = {}
         self.found_below = False
         self.began: int | None = None
         self.verifies = False
@@ -88,6 +90,7 @@ class OpenLookup:
         self.known = {}
         self.reached = {}
         self.seen = {}
+        self.ends = {}
         self.found_below = False
         self.began = None
         self.verifies = False

@@ -9,7 +9,7 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.scheduler.lookup.open_lookup import OpenLookup
-from tierkv.scheduler.lookup.search import Lookup, ResidentPrefix
+from tierkv.scheduler.lookup.search import Hit, Lookup, ResidentPrefix, SearchGroup, find_hit
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
@@ -77,6 +77,14 @@ class Questions:
         self._seen = lookup.seen.setdefault(self._allowed, {})
         self._repeated = 0  # questions that were asked before
         self._has_looked = False  # the first look is free: the search itself may have used up a small share
+
+    def longest_hit(self, groups: Sequence[SearchGroup], computed_tokens: int, tokens_max: int) -> Hit:
+        """Longest hit, as of :func:`find_hit`. A search that was paused goes on below the ends that it has excluded."""
+        search, ends = (tokens_max, self._allowed), self._lookup.ends
+        end = ends.get(search, tokens_max)
+        hit = find_hit(groups, computed_tokens, end, self.presence, self.present_prefix)
+        ends[search] = hit.end_max
+        return hit
 
     def presence(self, key: Key) -> LookupResult | None:
         """Presence of one chunk; None if the step's budget is used up.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Protocol
 
@@ -68,9 +68,11 @@ class Hit:
     """Result of a search."""
 
     tokens: int
-    """Tokens beyond those computed locally."""
+    """Tokens beyond those computed locally; 0 if deferred."""
     deferred: bool = False
     """Whether the result is not known yet."""
+    end_max: int = field(default=0, compare=False)
+    """Largest end that a hit may have, as far as is known."""
 
 
 NO_HIT = Hit(0)
@@ -109,7 +111,7 @@ def find_hit(
     unknown = [walk for walk in walks if walk.is_unknown(end)]
     for walk in unknown:
         walk.look_up_rest()
-    return DEFERRED if unknown else Hit(end - computed_tokens)
+    return Hit(0 if unknown else end - computed_tokens, deferred=bool(unknown), end_max=end)
 
 
 class _Walk(Protocol):
