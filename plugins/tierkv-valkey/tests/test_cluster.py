@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from redis.crc import key_slot
 from valkey_servers import ValkeyCluster, ValkeyServer, until
 from valkey_support import context, frames, heals, only_misses, opened, traffic
@@ -86,6 +89,65 @@ def test_a_stack_stores_on_living_nodes_for_as_long_as_one_is_dead(cluster: Valk
         assert sum(node.ask("DBSIZE") for node in living) > before
 
 
+@pytest.mark.parametrize("kind", ["password", "rights", "script"])
+def test_a_node_that_refuses_costs_its_own_keys_alone(cluster: ValkeyCluster, tmp_path: Path, kind: str) -> None:
+    """One node was replaced and lacks the user, or runs a long script: the chunks of the others stay hits."""
+    options = ValkeyOptions(url=cluster.url, mode="cluster", timeout_s=0.5)
+    prompts = [Prompt(number, 1) for number in range(24)]
+    node = cluster.nodes[1]
+    with SmallStack(
+        tierkv_valkey.PLUGIN, lambda _: options, tmp_path, capacity_bytes=None, tier={"breaker_failures": 3}
+    ) as stack:
+        stack.store_all(*prompts)
+        name = f"tierkv:{stack.context.namespace.fingerprint().hex()}:"
+        lost = [prompt for prompt in prompts if cluster.owner(f"{name}{prompt.keys[0].hex()}".encode()) is node]
+        with refusing(node, kind):
+            for _ in range(3):
+                found = [prompt for prompt in prompts if stack.load_cold(prompt)]
+                stack.pass_time(60.0)  # answers to lookups are kept no longer
+            assert found == [prompt for prompt in prompts if prompt not in lost]
+            assert stack.stack.tiers.health()[TESTED] == (True, True)
+        until(lambda: stack.pass_time(60.0) or all(map(stack.load_cold, lost)), "hits after the end")
+
+
+@contextmanager
+def refusing(node: ValkeyServer, kind: str) -> Iterator[None]:
+    """Within the block, a node answers every command with an error; the other nodes still hold it for alive."""
+    if kind == "password":
+        node.ask("CONFIG", "SET", "requirepass", "of-others")
+        node.password = "of-others"  # noqa: S105  of a server on the loopback interface
+        node.ask("CLIENT", "KILL", "TYPE", "normal")
+        yield
+        node.ask("CONFIG", "SET", "requirepass", "")
+        node.password = None
+    elif kind == "rights":
+        node.ask("ACL", "SETUSER", "default", "-exists", "-get", "-set", "-unlink")
+        yield
+        node.ask("ACL", "SETUSER", "default", "allcommands")
+    else:
+        node.ask("CONFIG", "SET", "busy-reply-threshold", "100")
+        node.ask("CONFIG", "SET", "cluster-node-timeout", "60000")
+        script = threading.Thread(target=_run_endless_script, args=(node,))
+        script.start()
+        until(lambda: _is_busy(node), "long script")
+        yield
+        node.ask("SCRIPT", "KILL")
+        script.join()
+
+
+def _run_endless_script(node: ValkeyServer) -> None:
+    with pytest.raises(redis.ResponseError):
+        node.ask("EVAL", "while true do end", 0)
+
+
+def _is_busy(node: ValkeyServer) -> bool:
+    try:
+        node.ask("PING")
+    except redis.exceptions.ResponseError as error:
+        return "BUSY" in str(error)
+    return False
+
+
 def test_a_node_that_leaves_and_returns_is_logged_once_each(
     cluster: ValkeyCluster, tier: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,12 +163,12 @@ def test_a_node_that_leaves_and_returns_is_logged_once_each(
     for _ in range(20):
         tier.read(list(stored))
     assert len(lines()) == 1
-    assert "does not answer; its chunks are misses" in lines()[0]
+    assert "does not serve; its chunks are misses" in lines()[0]
     dead.start()
     cluster.until_whole()
     heals(tier, stored)
     assert len(lines()) == 2
-    assert "answers again, after" in lines()[1]
+    assert "serves again, after" in lines()[1]
 
 
 def test_nodes_that_all_die_take_the_tier_out(cluster: ValkeyCluster, tmp_path: Path) -> None:

@@ -44,15 +44,15 @@ _ERRORS: dict[FailureKind, type[BackendError]] = {
     FailureKind.FULL: OutOfSpaceError,
 }
 
-_AWAY = frozenset({FailureKind.DOWN, FailureKind.LATE, FailureKind.BUSY})
-"""Kinds of a server that does not serve at present."""
-
 FIXES = {
     FailureKind.DOWN: "check that the server runs and that the tier's url is right, valkeys:// for a port with TLS",
     FailureKind.LATE: (
         "check the server, the network, and that a port of valkeys:// has TLS; or raise timeout_s and connect_timeout_s"
     ),
-    FailureKind.BUSY: "wait until the server has loaded its data, or until all slots are served again",
+    FailureKind.BUSY: (
+        "wait until the server has loaded its data or ended its script, and until its disk, its replicas and all slots "
+        "serve again"
+    ),
     FailureKind.FULL: 'set maxmemory-policy to "allkeys-lru" or "allkeys-lfu" on the server, or raise maxmemory',
     FailureKind.NO_LOGIN: CREDENTIALS,
     FailureKind.REFUSED: (
@@ -88,6 +88,7 @@ _WORDS = (
     ("unknown command", FailureKind.WRONG_MODE),
     ("MISCONF", FailureKind.BUSY),
     ("MASTERDOWN", FailureKind.BUSY),
+    ("NOREPLICAS", FailureKind.BUSY),
     ("max number of clients", FailureKind.BUSY),
     ("CERTIFICATE_VERIFY_FAILED", FailureKind.TLS),
     ("WRONG_VERSION_NUMBER", FailureKind.TLS),
@@ -119,10 +120,9 @@ class Failure:
             what: names the server and the attempted action.
             tier: name of the tier.
             key: chunk that it is about.
-            is_of_part: whether other servers of the tier serve.
+            is_of_part: whether the server does not serve, and others of the tier do.
         """
         fix = FIXES[self.kind]
-        is_of_part = is_of_part and self.kind in _AWAY
         others = "; other nodes serve" if is_of_part else ""
         message = f"{what}: {self.kind.value}{others} ({self.detail}). {fix[:1].upper()}{fix[1:]}"
         kind = PartUnavailableError if is_of_part else _ERRORS.get(self.kind, BackendError)

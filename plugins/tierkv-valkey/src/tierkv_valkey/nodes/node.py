@@ -110,13 +110,13 @@ class Node:
         self.answered_s, self.failing_since_s = now_s, None
         if self._is_away and since_s is not None:
             self._is_away = False
-            _log.warning("node %s answers again, after %.3g s", self, now_s - since_s)
+            _log.warning("node %s serves again, after %.3g s", self, now_s - since_s)
         if self._late:
             with self._lock:
                 self._late, self._rests_until_s = 0, 0.0
 
     def failed(self) -> None:
-        """Note that a call was not answered."""
+        """Note that a call was not answered, or refused whatever its key."""
         if self.failing_since_s is None:
             self.failing_since_s = self._clock()
 
@@ -128,7 +128,7 @@ class Node:
             if self._is_away or is_short or now_s < self._away_s + AWAY_LINES_S:
                 return
             self._is_away, self._away_s = True, now_s
-        _log.warning("node %s does not answer; its chunks are misses, and other nodes serve", self)
+        _log.warning("node %s does not serve; its chunks are misses, and other nodes serve", self)
 
     def was_late(self, begun_s: float) -> None:
         """The node did not answer in time a call that began at ``begun_s``: begin a rest, unless it is the first.

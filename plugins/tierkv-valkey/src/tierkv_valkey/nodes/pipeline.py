@@ -100,9 +100,12 @@ class Pipeline:
         with _Failing(self):
             while done < len(self._requests):
                 reply = reader.read(self._requests[done].target)
-                if isinstance(reply, exceptions.ConnectionError):  # it loads its data, or wants a password
+                if isinstance(reply, exceptions.ConnectionError):  # it loads, runs a script, or wants a password
                     raise reply
-                self.node.answered()
+                if isinstance(reply, exceptions.NoPermissionError):
+                    self.node.failed()
+                else:
+                    self.node.answered()
                 take(done, reply)
                 done += 1
             self._is_whole = reader.is_empty

@@ -37,6 +37,7 @@ _ERRORS: dict[str, type[Exception]] = {
     "OOM": exceptions.OutOfMemoryError,
     "READONLY": exceptions.ReadOnlyError,
     "LOADING": exceptions.BusyLoadingError,
+    "BUSY": exceptions.BusyLoadingError,
     "NOPERM": exceptions.NoPermissionError,
     "NOAUTH": exceptions.AuthenticationError,
     "WRONGPASS": exceptions.AuthenticationError,
