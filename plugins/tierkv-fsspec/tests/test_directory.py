@@ -346,7 +346,7 @@ def test_directories_created_by_others_at_the_same_time(tmp_path: Path, makes: b
     """SFTP servers refuse to create a directory, or a parent of it, that another process has just created."""
     fsspec.register_implementation("tierkvplain", PlainFileSystem, clobber=True)
     backend = open_at(f"tierkvplain:/{tmp_path}/share")
-    file_system = backend._store._fs
+    file_system = backend._store.present._fs
     makedirs, tries = file_system.makedirs, []
 
     def refused_once(path: str, exist_ok: bool = False) -> None:

@@ -6,12 +6,14 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fsspec_support import get, key, namespace, open_at, put
+from fsspec_support import S3Server, get, key, names, namespace, open_at, put
 
 from tierkv.errors import NamespaceMismatchError
-from tierkv_fsspec.manifest import claim_namespace
+from tierkv.testing.manual_clock import ManualClock
+from tierkv_fsspec.manifest import REPEAT_S, claim_namespace
 from tierkv_fsspec.stores.local_store import LocalStore
 
 FRAME = bytes(range(256)) * 200
@@ -80,3 +82,25 @@ def test_first_manifest_stays(tmp_path: Path) -> None:
     with pytest.raises(NamespaceMismatchError):
         claim_namespace(store, namespace(), "file:///x", datetime.now(UTC))
     assert (tmp_path / "namespace.json").read_bytes() == other
+
+
+def test_a_manifest_that_is_removed_while_an_engine_runs_is_stored_again(
+    s3: S3Server, url: str, options: dict[str, Any]
+) -> None:
+    """A lifecycle rule removes it with the chunks of its day: no tool may lose a namespace until the next restart."""
+    backend = open_at(url, **options)
+    clock = backend._clock = ManualClock()
+    backend._described_s = clock()
+    name = f"pre/fix/{namespace().fingerprint().hex()}/namespace.json"
+    first = json.loads(s3.client.get_object(Bucket=url.split("/")[2], Key=name)["Body"].read())
+    s3.client.delete_object(Bucket=url.split("/")[2], Key=name)
+    assert put(backend, {key(1): FRAME}) == [None]
+    assert name not in names(s3, url)
+    clock.advance(REPEAT_S)
+    asked = len(s3.requests)
+    assert put(backend, {key(2): FRAME}) == [None]
+    again = json.loads(s3.client.get_object(Bucket=url.split("/")[2], Key=name)["Body"].read())
+    assert again | {"created": ""} == first | {"created": ""}
+    assert put(backend, {key(3): FRAME}) == [None]
+    assert len([line for line in s3.requests[asked:] if line == f"PUT /{url.split('/')[2]}/{name}"]) == 1
+    backend.close()

@@ -182,7 +182,7 @@ def test_listings_are_not_cached(s3: S3Server, url: str, options: dict[str, Any]
         pytest.skip("obstore keeps no listings")
     backend = open_at(url, **options)
     put(backend, {key(1): FRAME})
-    backend._store._fs.ls(f"{url}/{object_name(key(1))}".rpartition("/")[0])
+    backend._store.present._fs.ls(f"{url}/{object_name(key(1))}".rpartition("/")[0])
     s3.client.delete_object(Bucket=url.split("/")[2], Key=f"pre/fix/{object_name(key(1))}")
     assert backend.contains([key(1)]) == [False]
     backend.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import mmap
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -152,6 +153,31 @@ def test_a_wrong_clock_is_named(s3: S3Server, url: str) -> None:
     finally:
         s3.refuse.clear()
     assert "Set the clock" in str(failure)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        ("301 Moved Permanently <Error><Code>PermanentRedirect</Code></Error>", "Set region"),
+        ("400 Bad Request <Error><Code>ExpiredToken</Code></Error>", "expired|Correct or renew"),
+        ("403 Forbidden <Error><Code>RequestTimeTooSkewed</Code></Error>", "clock"),
+    ],
+)
+def test_a_refusal_names_its_fix_whatever_the_request(
+    s3: S3Server, url: str, options: dict[str, Any], status: str, fix: str
+) -> None:
+    """Lookups are HEAD, whose answers have a status alone, and the reason in the log is often that of a lookup."""
+    backend = open_at(url, **options)
+    put(backend, {key(1): FRAME})
+    s3.refuse[object_name(key(1))] = status
+    try:
+        failures = [*backend.contains([key(1)]), *get(backend, key(1)), *put(backend, {key(1): FRAME})]
+    finally:
+        s3.refuse.clear()
+    for failure in failures:
+        assert isinstance(failure, BackendError)
+        assert re.search(fix, str(failure)), failure
     backend.close()
 
 

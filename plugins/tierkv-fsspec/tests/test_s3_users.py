@@ -123,14 +123,41 @@ def test_credentials_in_a_profile(
     put(owner, {key(1): FRAME})
     owner.close()
     key_id, secret = make_user(s3, monkeypatch, "s3:*")
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    file = tmp_path / "credentials"
-    file.write_text(f"[work]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    monkeypatch.setenv("AWS_PROFILE", "work")
+    write_profile(tmp_path / "credentials", monkeypatch, key_id, secret)
     with s3.enforcing_rights():
         backend = open_at(url, **options)
         assert get(backend, key(1)) == [FRAME]
         assert "'work'" in check(url, **options)["credentials"].detail
         backend.close()
+
+
+def write_profile(file: Path, monkeypatch: pytest.MonkeyPatch, key_id: str, secret: str) -> None:
+    """Let credentials be those of a profile in a file, and not of the environment."""
+    file.write_text(f"[work]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+
+
+def test_credentials_that_are_replaced_in_a_file_cost_no_hit(
+    s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Short-lived credentials are written to the file again and again: an engine must not need a restart for each."""
+    first = make_user(s3, monkeypatch, "s3:*")
+    second = make_user(s3, monkeypatch, "s3:*")
+    users = boto3.client("iam", endpoint_url=s3.endpoint)
+    file = tmp_path / "credentials"
+    write_profile(file, monkeypatch, *first)
+    backend = open_at(url, **options)
+    frames = {key(number): FRAME for number in range(8)}
+    put(backend, frames)
+    file.write_text(file.read_text().replace(first[0], second[0]).replace(first[1], second[1]))
+    users.delete_access_key(
+        UserName=users.get_access_key_last_used(AccessKeyId=first[0])["UserName"], AccessKeyId=first[0]
+    )
+    with s3.enforcing_rights():
+        assert get(backend, *frames) == [FRAME] * 8
+        assert backend.contains([*frames, key(99)]) == [True] * 8 + [False]
+        assert put(backend, {key(9): FRAME}) == [None]
+    backend.close()

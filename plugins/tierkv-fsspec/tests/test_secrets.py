@@ -56,7 +56,13 @@ def require_clean(*outputs: object) -> None:
 def test_no_failure_shows_a_secret(s3: S3Server, url: str, options: dict[str, Any], log: io.StringIO) -> None:
     """Open, use, refuse, fail, check: no error, check result, repr or log line holds a credential."""
     backend = open_at(url, **options)
-    require_clean(backend, backend._store, *vars(backend).values(), *vars(backend._store).values())
+    require_clean(
+        backend,
+        backend._store,
+        *vars(backend).values(),
+        *vars(backend._store).values(),
+        *vars(backend._store.present).values(),
+    )
     put(backend, {key(1): b"x"})
     outputs: list[object] = []
     for status in ("403 Forbidden", "500 Internal Server Error", "400 Bad Request", "301 Moved Permanently"):

@@ -91,7 +91,7 @@ def test_frames_appear_whole(sftp: SftpServer) -> None:
     place = uuid.uuid4().hex
     backend = open_at(sftp.url(place), storage_options=sftp.storage_options)
     moved: list[tuple[str, str, bytes]] = []
-    file_system = backend._store._fs
+    file_system = backend._store.present._fs
     move = file_system.mv
 
     def noting(old: str, new: str) -> None:

@@ -115,7 +115,7 @@ def refusing(node: ValkeyServer, kind: str) -> Iterator[None]:
     """Within the block, a node answers every command with an error; the other nodes still hold it for alive."""
     if kind == "password":
         node.ask("CONFIG", "SET", "requirepass", "of-others")
-        node.password = "of-others"  # noqa: S105  of a server on the loopback interface
+        node.password = "of-others"
         node.ask("CLIENT", "KILL", "TYPE", "normal")
         yield
         node.ask("CONFIG", "SET", "requirepass", "")

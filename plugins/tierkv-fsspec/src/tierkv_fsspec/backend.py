@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
@@ -29,7 +30,7 @@ from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
-from tierkv_fsspec.manifest import MANIFEST
+from tierkv_fsspec.manifest import MANIFEST, REPEAT_S
 from tierkv_fsspec.presence_hints import AbsentNames, ListedNames
 from tierkv_fsspec.stores.store import HEAD_BYTES, ListedObject, Store, TooLongError
 
@@ -59,6 +60,8 @@ class FsspecBackend:
         concurrent_requests: bound of the requests in flight over all calls.
         listed: names to be filled by :meth:`warm_up`.
         recognise: finds the key of a frame by its first page, for listings.
+        manifest: stored from time to time by the calls that write, if it is gone; None: never.
+        clock: seconds, for the time between two such stores.
     """
 
     def __init__(  # noqa: PLR0913 - the facts about one namespace
@@ -70,6 +73,8 @@ class FsspecBackend:
         concurrent_requests: int,
         listed: ListedNames,
         recognise: FrameRecogniser = recognise_nothing,
+        manifest: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._url = url
@@ -78,6 +83,9 @@ class FsspecBackend:
         self._listed = listed
         self._recognise = recognise
         self._absent = AbsentNames()
+        self._manifest = manifest
+        self._clock = clock
+        self._described_s = clock()
         self._closed = False
         self._warming: threading.Thread | None = None
 
@@ -112,7 +120,10 @@ class FsspecBackend:
         A frame that was absent at a recent lookup is stored with a conditional request, which fails if another engine
         has stored it since.
         """
-        return self._each(self._write, requests)
+        results = self._each(self._write, requests)
+        if self._clock() >= self._described_s + REPEAT_S:
+            self._describe()
+        return results
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Delete each object; absent ones are no error."""
@@ -260,6 +271,16 @@ class FsspecBackend:
         except Exception as error:  # noqa: BLE001  any error of a storage library becomes this key's result
             return self._error_for("delete", key, error)
         return None
+
+    def _describe(self) -> None:
+        """Store the manifest, unless it is there. A failure harms tools alone; it is tried again after `REPEAT_S`."""
+        self._described_s = self._clock()
+        if self._manifest is None:
+            return
+        try:
+            self._store.create(MANIFEST, self._manifest)
+        except Exception as error:  # noqa: BLE001  any error of a storage library
+            clear_tracebacks(error)
 
     def _error_for(self, verb: str, key: Key, error: Exception) -> TierKVError:
         failure = Failure.of(error)

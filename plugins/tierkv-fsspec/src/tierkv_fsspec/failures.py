@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from http import HTTPStatus
 
 from tierkv.errors import (
     BackendError,
@@ -54,7 +55,10 @@ _ERRORS: dict[FailureKind, type[BackendError]] = {
 FIXES = {
     FailureKind.ABSENT: "correct the path that the message names",
     FailureKind.NO_BUCKET: "create the bucket, or correct the tier's url",
-    FailureKind.REFUSED: "give these credentials the right to list, read, write and delete there, or use others",
+    FailureKind.REFUSED: (
+        "give these credentials the right to list, read, write and delete there, or use others; where no reason is "
+        "given, they may also have expired, or the clock of this machine may be wrong"
+    ),
     FailureKind.NO_CREDENTIALS: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
     FailureKind.WRONG_CREDENTIALS: (
         "correct or renew them where they come from: the environment, a profile, or for sftp the key file that "
@@ -109,6 +113,7 @@ _CODES = {
     "OperationTimedOut": FailureKind.LATE,
 }
 _STATUSES = {
+    301: FailureKind.OTHER_REGION,
     401: FailureKind.WRONG_CREDENTIALS,
     403: FailureKind.REFUSED,
     404: FailureKind.ABSENT,
@@ -189,7 +194,7 @@ class Failure:
         code = next((found for link in chain if (found := _code(link))), "")
         if refused := _CERTIFICATE.search(text):  # the libraries say it last in a long text
             return cls(FailureKind.UNTRUSTED, (refused[1] or refused[2]).removesuffix("Context").strip(" .,"))
-        kind = _CODES.get(code) or _kind_of_chain(chain, text) or _kind_of_status(status) or FailureKind.OTHER
+        kind = _CODES.get(code) or _kind_of_chain(chain, text) or _kind_of_status(status, code) or FailureKind.OTHER
         return cls(kind, _detail(error, text, status, code))
 
     def to_error(self, what: str, *, tier: str, key: Key | None = None) -> TierKVError:
@@ -241,6 +246,8 @@ def _kind_of_chain(chain: list[BaseException], text: str) -> FailureKind | None:
     # obstore reports the kind of a failed request in its debug text only.
     if "No authentication methods available" in text:  # paramiko, without a key
         return FailureKind.WRONG_CREDENTIALS
+    if "redirect without LOCATION" in text:
+        return FailureKind.OTHER_REGION
     if "kind: Timeout" in text:
         return FailureKind.LATE
     if "HTTP error: " in text or "kind: Connect" in text:
@@ -255,9 +262,11 @@ def _kind_of_type(error: BaseException) -> FailureKind | None:
     return _ERRNOS.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
-def _kind_of_status(status: int | None) -> FailureKind | None:
+def _kind_of_status(status: int | None, code: str) -> FailureKind | None:
     if status is None:
         return None
+    if status == HTTPStatus.BAD_REQUEST and not code.strip("0123456789"):
+        return FailureKind.REFUSED  # answers to HEAD have no code; S3 gives this status for expired credentials
     return _STATUSES.get(status) or (FailureKind.BUSY if status >= 500 else None)  # noqa: PLR2004  a server error
 
 

@@ -17,6 +17,8 @@ from tierkv_fsspec.stores.store import Store, TooLongError
 MANIFEST = "namespace.json"
 FORMAT = "tierkv-fsspec"
 VERSION = 1
+REPEAT_S = 600.0
+"""Time in seconds after which a tier that writes chunks stores a manifest that was removed, as by a lifecycle rule."""
 _log = plugin_logger(__name__)
 
 
@@ -30,10 +32,15 @@ def claim_namespace(store: Store, namespace: Namespace, url: str, now: datetime)
     """
     if compare_manifest(store, namespace, url):
         return
-    content = _write(namespace, now.isoformat(timespec="seconds"))
+    content = manifest_of(namespace, now)
     if not store.create(MANIFEST, content) and not compare_manifest(store, namespace, url):
         _log.warning("%s/%s is damaged, and written anew", url, MANIFEST)
         store.write(MANIFEST, memoryview(content))
+
+
+def manifest_of(namespace: Namespace, now: datetime) -> bytes:
+    """Content of the manifest of a namespace that begins now."""
+    return _write(namespace, now.isoformat(timespec="seconds"))
 
 
 def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:

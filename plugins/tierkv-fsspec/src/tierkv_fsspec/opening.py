@@ -10,11 +10,13 @@ from tierkv.abc.places import check_private_directory, make_private_directory
 from tierkv.errors import BackendError, TierKVError
 from tierkv_fsspec.backend import FsspecBackend
 from tierkv_fsspec.failures import Failure
-from tierkv_fsspec.manifest import claim_namespace, compare_manifest
+from tierkv_fsspec.manifest import claim_namespace, compare_manifest, manifest_of
 from tierkv_fsspec.options import READ_ONLY_PROTOCOLS, FsspecOptions
 from tierkv_fsspec.presence_hints import ListedNames
 from tierkv_fsspec.reader import FsspecReader
+from tierkv_fsspec.stores.renewed_store import RenewedStore
 from tierkv_fsspec.stores.selection import choose_store
+from tierkv_fsspec.stores.store import Store
 
 
 def open_backend(context: BackendContext, options: FsspecOptions) -> FsspecBackend:
@@ -50,7 +52,9 @@ def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -
             make_private_directory(Path(options.location.prefix), "url")
             if Path(location.prefix).exists():
                 check_private_directory(Path(location.prefix), "url")
-        store = choose_store(options).open(location)
+        choice = choose_store(options)
+        is_local = location.protocol == "file"
+        store: Store = choice.open(location) if is_local else RenewedStore(lambda: choice.open(location), location.url)
         if read_only:
             compare_manifest(store, context.namespace, location.url)
         else:
@@ -67,6 +71,7 @@ def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -
         concurrent_requests=options.concurrent_requests,
         listed=ListedNames(options.warm_up_keys_max, options.warm_up_s),
         recognise=context.recognise_frame,
+        manifest=None if read_only else manifest_of(context.namespace, datetime.now(UTC)),
     )
     if options.warm_up_keys_max:
         backend.warm_up()
