@@ -86,8 +86,7 @@ class BudgetShare:
         if wanted <= self._own:  # usual, and without a further call
             self._own -= wanted
             return wanted
-        granted = min(wanted, self._own + budget.common)
-        own = min(granted, self._own)
-        self._own -= own
-        self._budget.common -= granted - own
+        beyond = min(wanted - self._own, budget.common)
+        granted, self._own = self._own + beyond, 0
+        budget.common -= beyond
         return granted

@@ -124,7 +124,7 @@ class OffloadScheduler:
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
             self._free_request_id(earlier)
-        self._record(request)
+        self._record(request, is_checked=True)
 
     def _free_request_id(self, record: RequestRecord) -> None:
         """Free the id of a finished request: its stores lose their owner, and fences guard their blocks."""
@@ -134,10 +134,11 @@ class OffloadScheduler:
             record.store_jobs.clear()
             self._completions.forget_if_done(record)
 
-    def _record(self, request: Request) -> RequestRecord:
+    def _record(self, request: Request, *, is_checked: bool = False) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
-            rules.check_new_request(request)
+            if not is_checked:
+                rules.check_new_request(request)
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
             rules.check_hashes(record, rules.HASHES_CHECKED_MAX)

@@ -56,13 +56,14 @@ def grown(length: int, needed: int) -> int:
 
 def run_of(numbers: Sequence[int]) -> slice | None:
     """Slice of columns that has just these numbers; None if there are few, or some do not follow one another."""
-    if len(numbers) < RUN_MIN:
+    count = len(numbers)
+    if count < RUN_MIN:
         return None
     first, last = numbers[0], numbers[-1]
     step = 1 if last > first else -1
-    if (last - first) * step != len(numbers) - 1:
+    if (last - first) * step != count - 1:
         return None
     run = range(first, last + step, step)
     if numbers != run and [*numbers] != [*run]:  # the first comparison finds ranges, of a million as well
         return None
-    return slice(min(first, last), max(first, last) + 1)
+    return slice(first, last + 1) if step > 0 else slice(last, first + 1)

@@ -191,7 +191,10 @@ class HostTransfer:
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return None not in self._copied or all(future.done() for future in self._futures)
+        for part in self._copied:  # without `in`, which would compare each part's fields
+            if part is None:
+                return all(future.done() for future in self._futures)
+        return True
 
     def wait(self) -> None:
         """Wait until it has ended, with or without success."""
@@ -199,6 +202,9 @@ class HostTransfer:
 
     def result(self) -> CopyResult:
         """Return its result. Every key of a part that could not run has failed."""
+        part = self._copied[0]
+        if len(self._parts) == 1 and part is not None:  # usual
+            return CopyResult(frozenset(part.failed), tuple(part.checksums), part.ended_s - part.began_s)
         failed, checksums = set[Key](), list[bytes]()
         for places, part in zip(self._parts, self._copied, strict=True):
             failed |= {*self._job.keys[places.start : places.stop]} if part is None else part.failed

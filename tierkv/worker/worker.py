@@ -213,6 +213,8 @@ class Worker:
     def _bytes_copied(self, job: TransferJob, failed: Collection[Key]) -> int:
         groups, stores = self._geometry.groups, self._rank_slice.stores
         if not failed and not (job.is_store and self._rank_slice.takes_turns):
+            if len(groups) == 1:  # usual
+                return groups[0].worker_bytes * len(job.keys)
             return sum([groups[group].worker_bytes for group in job.chunk_groups])
         return sum(
             groups[group].worker_bytes
