@@ -87,12 +87,12 @@ class ExampleBackend:
         return self._change("DELETE FROM frames WHERE key = ?", [(key,) for key in keys])
 
     def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> list[WriteResult]:
-        with self._lock, self._db:
+        with self._lock:
             try:
-                self._db.execute("BEGIN")
-                self._db.executemany(statement, rows)
-            except sqlite3.OperationalError as error:
-                self._db.rollback()  # OutOfSpaceError makes the framework evict: report nothing else as such
+                with self._db:  # its end commits, and a full disk is often found there; an error rolls back
+                    self._db.execute("BEGIN")
+                    self._db.executemany(statement, rows)
+            except sqlite3.OperationalError as error:  # OutOfSpaceError makes the framework evict: for nothing else
                 kind = OutOfSpaceError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else BackendError
                 return [kind(f"SQLite: {error}")] * len(rows)
         return [None] * len(rows)
