@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from core_parts import Core, TierSpec, disk, make_core, objects
-from group_parts import full, ssm
+from group_parts import full, ssm, window
 from staged_bed import MISS, RETRY, StagedBed, prefix
 
 from tierkv.types.keys import Key
@@ -104,3 +105,47 @@ def test_nothing_is_read_where_no_state_was_kept() -> None:
         assert it.held == 0
         it.begin(10.0)
     assert it.core.counters.deferrals == it.core.counters.deadlines_expired == 0
+
+
+def scene(rng: random.Random) -> tuple[StagedBed, dict[str, tuple[tuple[Key, ...], tuple[Key, ...]]], int]:
+    """Two or three prompts with a common front, slots for about one, and how many chunks a hit needs at its end.
+
+    Of attention there is a prefix. Of the other group there are some chunks.
+    """
+    reserved, needed, shared = rng.randrange(6, 13), rng.choice([1, 2, 3]), rng.randrange(5)
+    other = ssm(BLOCK) if needed == 1 else window(needed * BLOCK, BLOCK)
+    it = StagedBed(make_core(groups=(full(BLOCK), other), slots=32, reserved=reserved, tiers=[disk(write="read_only")]))
+    prompts = {}
+    for name in "abc"[: rng.choice([2, 3])]:
+        whole, states = (prefix(shared, "s", group) + prefix(CHUNKS, name, group)[shared:] for group in (0, 1))
+        prompts[name] = whole, states
+        there = [
+            *whole[: rng.randrange(3, 9)],
+            *(key for key in states if rng.random() < (0.8 if needed > 1 else 0.35)),
+        ]
+        for key in there:
+            if it.core.host.slots.find(key) is None:
+                (it.core.put if rng.random() < 0.8 and it.core.host.room else it.core.keep_below)([key])
+        it.add(name)
+    return it, prompts, needed
+
+
+def test_no_request_waits_for_ever_for_slots_that_others_hold(rng: random.Random) -> None:
+    """The engine asks for the states of a shorter hit in one step. In the next one, a chunk behind that hit found no
+    slot, so the engine asked for other states, and those of the hit were released. The oldest request lost in each step
+    what it had gathered in the step before, and the engine served neither that one nor the others."""
+    for _ in range(80):
+        it, prompts, needed = scene(rng)
+        waiting = list(prompts)
+        for _ in range(100):
+            it.begin(0.001)
+            ends = {name: it.ask_both(name, *prompts[name], needed) for name in waiting}
+            it.end()
+            for name, end in ends.items():
+                if end is not None:
+                    waiting.remove(name)
+                    whole, states = prompts[name]
+                    it.load(name, [*whole[:end], *states[max(0, end - needed) : end]])
+            it.run_io()
+        assert not waiting
+        assert it.core.counters.deadlines_expired == it.held == 0

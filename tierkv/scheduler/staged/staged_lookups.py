@@ -70,6 +70,8 @@ class StagedLookups:
         self._budgets = group_budgets(geometry, manager.passages.hold_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
         is_one_prefix = len(geometry.groups) == 1 and geometry.groups[0].window_chunks is None
+        self._num_groups = len(geometry.groups)
+        self._is_whole = tuple(group.window_chunks is None for group in geometry.groups)
         self._answers_shortly = waits_whole and is_one_prefix
         self._requests: dict[str, StagedRequest] = {}
         self._numbers = count(1)  # of the requests, since the stack opened
@@ -187,7 +189,7 @@ class StagedLookups:
                 request.asked_tier_s = self._now_s
             self._release_unwanted(request, wanted)
             return ()
-        return wanted
+        return request.to_gather(self._chunk_tokens, self._budgets)
 
     def _release_unwanted(self, request: StagedRequest, wanted: Collection[Key]) -> None:
         """Release all held chunks except the wanted ones."""
@@ -231,7 +233,7 @@ class StagedLookups:
         if request.load_tokens_max is not None and self._is_beyond(request.load_tokens_max, run, group, end_token):
             return _MISS
         if key not in answers:
-            answers[key] = self._answer(request, key)
+            answers[key] = self._answer(request, key, group)
         run.note_answer(key, end_token, answers[key])
         return answers[key]
 
@@ -260,6 +262,7 @@ class StagedLookups:
         request.allows_all = request.late_s is None and self._manager.allows_all(request.ctx)
         ready = set() if request.passage is None else request.passage.granted_ready()
         request.held = request.pins | ready
+        request.has_hit = request.holds_all_groups(self._num_groups)
 
     def _is_late(self, request: StagedRequest) -> bool:
         """Whether an operation that the request waits for has made no progress for the deadline."""
@@ -277,7 +280,7 @@ class StagedLookups:
             return tokens_max == 0
         return end_token - run.first_end + self._chunk_tokens[group] > tokens_max
 
-    def _answer(self, request: StagedRequest, key: Key) -> LookupResult:
+    def _answer(self, request: StagedRequest, key: Key, group: int) -> LookupResult:
         if key in request.held:
             return _HIT
         manager, ctx = self._manager, request.ctx
@@ -296,7 +299,11 @@ class StagedLookups:
             return _HIT
         manager.passages.note_shortage()
         # The chunk is in a lower tier, or all slots that may be held are held for other requests.
-        return _MISS if request.late_s is not None else LookupResult.PENDING
+        if request.late_s is not None:
+            return _MISS
+        # What a request holds of every group is a hit, or becomes one. It does not wait for a slot behind that.
+        is_behind = request.has_hit and self._is_whole[group] and not manager.passages.account.hold_room()
+        return _MISS if is_behind else LookupResult.PENDING
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 

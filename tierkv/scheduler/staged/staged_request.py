@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.passages.passage import Passage
@@ -21,7 +22,9 @@ class StagedRequest:
         late_s: time at which it was given up as late; None: not late. It is repeated afresh once a tier answers.
         tier_s: seconds of the deferral in which a tier was asked or read.
         asked_tier_s: time since when a tier is being asked; None: none is.
+        has_hit: whether it holds all that was gathered last, of each group at least one chunk.
         pins: single chunks held for it.
+        num_groups: groups of the chunks that were gathered last.
         passage: holds further chunks for it.
         held: readable chunks of both.
         reserved: chunks that the passage was last asked for.
@@ -32,8 +35,9 @@ class StagedRequest:
     """
 
     __slots__ = (
-        "allows_all", "answers", "asked_tier_s", "ctx", "deferred_since_s", "held", "last_asked_s", "last_step",
-        "late_s", "load_tokens_max", "passage", "pins", "reserved", "runs", "tier_s", "waits",
+        "_places", "allows_all", "answers", "asked_tier_s", "ctx", "deferred_since_s", "has_hit", "held",
+        "last_asked_s", "last_step", "late_s", "load_tokens_max", "num_groups", "passage", "pins",
+        "reserved", "runs", "tier_s", "waits",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
@@ -49,10 +53,13 @@ class StagedRequest:
         self.passage: Passage | None = None
         self.held: set[Key] = set()
         self.reserved: tuple[Key, ...] = ()
+        self.has_hit = False
+        self.num_groups = 0
         self.allows_all = False
         self.waits = False
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, Run] = {}
+        self._places: dict[Key, tuple[int, int]] = {}  # group and end of the chunks that were gathered last
 
     def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
         """Chunks that the request wants at the end of a step, in prefix order.
@@ -60,10 +67,42 @@ class StagedRequest:
         No hit reaches further than the last wanted chunk of each group, and there is none if a group has no chunk.
         Chunks of other groups beyond that end are not wanted.
         """
-        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
-        end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
-        ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
-        return tuple(sorted(ends, key=ends.__getitem__))
+        return _in_order(self._wanted_places(self._end_max(), chunk_tokens))
+
+    def to_gather(self, chunk_tokens: Sequence[int], budgets: Sequence[int]) -> tuple[Key, ...]:
+        """The wanted chunks, and those held of the last gathering in front of the same end, as the budgets allow.
+
+        An engine asks about the states of a shorter hit only after a MISS behind it. If it is
+        deferred before that, because a chunk of the longer one finds no slot, it asks about other states. Without the
+        held ones, it would lose in each step what it gathered in the step before, and wait for ever.
+        """
+        end_max = self._end_max()
+        places = self._wanted_places(end_max, chunk_tokens)
+        counts = Counter(group for group, _ in places.values())
+        held = () if self.passage is None else self.passage.granted()
+        for key, (group, end) in self._places.items():
+            is_in_front = key in held and key not in places and end - chunk_tokens[group] < end_max
+            if is_in_front and counts[group] < budgets[group]:
+                counts[group] += 1
+                places[key] = group, end
+        self._places, self.num_groups = places, len(counts)
+        return _in_order(places)
+
+    def holds_all_groups(self, num_groups: int) -> bool:
+        """Whether all chunks that were gathered last are held and readable, and each group has one."""
+        return bool(self.reserved) and self.num_groups == num_groups and self.held.issuperset(self.reserved)
+
+    def _end_max(self) -> int:
+        return min((max(run.wanted.values(), default=0) for run in self.runs.values()), default=0)
+
+    def _wanted_places(self, end_max: int, chunk_tokens: Sequence[int]) -> dict[Key, tuple[int, int]]:
+        """Group and end of each wanted chunk."""
+        return {
+            key: (group, end)
+            for group, run in self.runs.items()
+            for key, end in run.wanted.items()
+            if end - chunk_tokens[group] < end_max
+        }
 
     @property
     def awaits_tier(self) -> bool:
@@ -104,7 +143,12 @@ class StagedRequest:
         self.held = set()
         self.passage = None
         self.reserved = ()
+        self._places = {}
         self.waits = False
         self.runs.clear()
         self.answers.clear()
         self.deferred_since_s = self.late_s = self.asked_tier_s = None
+
+
+def _in_order(places: Mapping[Key, tuple[int, int]]) -> tuple[Key, ...]:
+    return tuple(sorted(places, key=lambda key: places[key][1]))
