@@ -140,10 +140,10 @@ class RunningRequests:
 
     def _hold(self, record: RequestRecord, tokens: int) -> bool:
         """Whether the chunks that a decoding request has completed with ``tokens`` can wait for the end of the rest."""
-        if not record.quiet_tokens or record.resets != self.resets:
-            return False
-        due, room = self._stores.due_tokens(record), self._tables.room_tokens(record)
-        if due is None or tokens < due or room is None or tokens > room or not self._plan.hold(record):
+        if not record.quiet_tokens or record.resets != self.resets or record.was_offered(tokens):
+            return False  # the last is usual: the step only brings a block
+        room = self._tables.room_tokens(record)
+        if room is None or tokens > room or self._stores.due_tokens(record) is None or not self._plan.hold(record):
             return False
         record.quiet_tokens = room + 1
         return True
