@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -248,11 +249,13 @@ def test_data_that_cannot_be_synced_is_not_acknowledged(open_disk: OpenDisk, mon
 
 
 def test_min_free_bytes_stops_the_growth(open_disk: OpenDisk) -> None:
-    """A tier without a capacity must not fill the disk of the operating system."""
+    """A tier without a capacity must not fill the disk of the operating system, and says which limit is reached."""
     disk = open_disk(capacity_bytes=None, min_free_bytes=1 << 60)
     (result,) = disk.write(frames(0))
     assert isinstance(result, OutOfSpaceError)
-    assert "min_free_bytes" in str(result)
+    assert re.search(
+        r"0 B are allocated, and .*B are free on the disk, of which .*B stay free \(min_free_bytes\)", str(result)
+    )
     assert disk.scan() == {}
 
 

@@ -54,7 +54,6 @@ def verify(  # noqa: PLR0913 - click passes each option
                     report.add(verify_store(store, sums, chosen=chosen, repair=repair, progress=advance))
             except TierKVError as error:
                 report.add([not_opened(at, stored, error)])
-    sentence = (
-        f"{counted(sums.chunks, sums.frame_bytes)} whole, {report.findings} with a finding, {sums.removed} removed"
-    )
+    findings = f"{report.findings} finding{'' if report.findings == 1 else 's'}"
+    sentence = f"{counted(sums.chunks, sums.frame_bytes)} whole, {findings}, {sums.removed} removed"
     report.end(ctx, sentence, place=place, **fields_of(sums))

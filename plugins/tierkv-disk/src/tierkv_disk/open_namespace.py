@@ -307,7 +307,9 @@ class OpenNamespace:
                     self._table.add_free(grown)
                 runs = self._table.gather_runs(pages)
         if runs is None:
-            raise OutOfSpaceError("capacity, directory_bytes_max or min_free_bytes is reached, and too little is free")
+            raise OutOfSpaceError(
+                f"capacity, directory_bytes_max or min_free_bytes is reached: {self._segments.room()}"
+            )
         return runs
 
     def _grow(self, pages: int) -> Run | None:

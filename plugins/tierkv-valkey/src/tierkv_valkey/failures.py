@@ -51,7 +51,7 @@ FIXES = {
     ),
     FailureKind.BUSY: (
         "wait until the server has loaded its data or ended its script, and until its disk, its replicas and all slots "
-        "serve again"
+        "serve again; or raise maxclients, where the cause is the number of clients"
     ),
     FailureKind.FULL: 'set maxmemory-policy to "allkeys-lru" or "allkeys-lfu" on the server, or raise maxmemory',
     FailureKind.NO_LOGIN: CREDENTIALS,

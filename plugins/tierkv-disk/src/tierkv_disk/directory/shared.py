@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
 from tierkv.errors import BackendUnavailableError
+from tierkv.types.sizes import round_size
 from tierkv_disk.directory.files import NotOurFileError, is_removed_namespace, open_lock_file, temporary_name
 from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 
@@ -95,6 +96,11 @@ class SharedDirectory:
     def free_bytes(self) -> int:
         """Free bytes of the file system."""
         return shutil.disk_usage(self.path).free
+
+    def free_space(self) -> str:
+        """Say how much the file system has free, and how much of it must stay free."""
+        kept = round_size(self._limits.min_free_bytes)
+        return f"{round_size(self.free_bytes)} are free on the disk, of which {kept} stay free (min_free_bytes)"
 
     def reduce_excess(self) -> int:
         """Bytes above ``bytes_max`` that remain after removing unused namespaces. Call it locked."""

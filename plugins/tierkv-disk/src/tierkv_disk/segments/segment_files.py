@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tierkv.types.sizes import round_size
 from tierkv_disk.directory.files import NotOurFileError, set_aside, sync_directory
 from tierkv_disk.directory.shared import SharedDirectory
 from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, pages_for, segment_of
@@ -138,6 +139,10 @@ class SegmentFiles:
                     spare = 0 if error.errno == errno.EFBIG else pages_for(reserve_bytes)
                 pages = max(least, pages // 2)
         return None
+
+    def room(self) -> str:
+        """Say what the segments have and what the disk has free, for messages."""
+        return f"{round_size(self.size_bytes)} are allocated, and {self._shared.free_space()}"
 
     @property
     def size_bytes(self) -> int:
