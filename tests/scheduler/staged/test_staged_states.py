@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from core_parts import Core, TierSpec, disk, make_core, objects
 from group_parts import full, ssm, window
-from staged_bed import MISS, RETRY, StagedBed, prefix
+from staged_bed import MISS, PENDING, RETRY, StagedBed, prefix
 
+from tierkv.scheduler.staged.staged_request import RETURNS_MAX
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -149,3 +150,25 @@ def test_no_request_waits_for_ever_for_slots_that_others_hold(rng: random.Random
             it.run_io()
         assert not waiting
         assert it.core.counters.deadlines_expired == it.held == 0
+
+
+def test_a_lookup_that_alternates_between_chunks_ends() -> None:
+    """An engine asks about one state in every second step, and about another one in those between.
+
+    So each step gives up what the previous one gathered. After some turns the answer is what is readable.
+    """
+    it = StagedBed(core_of(disk(write="read_only")))
+    whole, states = both()
+    it.core.put(whole[:8])
+    it.core.keep_below([states[3], states[5]])
+    it.add("a")
+    answers = []
+    for step in range(4 * RETURNS_MAX):
+        it.begin()
+        number = (3, 5)[step % 2]
+        it.ask("a", whole[: number + 1])
+        answers.append(it.look("a", states[number], number))
+        it.end()
+    assert set(answers[:RETURNS_MAX]) == {PENDING}
+    assert answers[-1] is MISS
+    assert it.core.counters.deadlines_expired == 1

@@ -248,9 +248,9 @@ class StagedLookups:
         self._open[request_id] = request
         self._open.move_to_end(request_id)
         self._counters.lookups += 1
-        if request.late_s is not None and self._manager.step.answered_s > request.late_s:
+        if request.late_s is not None and self._manager.step.answered_s > request.late_s and not request.alternates:
             request.late_s = None
-        if request.late_s is None and self._is_late(request):
+        if request.late_s is None and (request.alternates or self._is_late(request)):
             self._count_wait(request)
             request.late_s = self._now_s
             self._counters.deadlines_expired += 1

@@ -11,6 +11,9 @@ from tierkv.scheduler.staged.runs import Run
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
+RETURNS_MAX = 8
+"""Times that a lookup may gather chunks again which it had given up. Then it is answered from what is readable."""
+
 
 class StagedRequest:
     """Open lookup of one request.
@@ -35,8 +38,8 @@ class StagedRequest:
     """
 
     __slots__ = (
-        "_places", "allows_all", "answers", "asked_tier_s", "ctx", "deferred_since_s", "has_hit", "held",
-        "last_asked_s", "last_step", "late_s", "load_tokens_max", "num_groups", "passage", "pins",
+        "_given_up", "_places", "_returns", "allows_all", "answers", "asked_tier_s", "ctx", "deferred_since_s",
+        "has_hit", "held", "last_asked_s", "last_step", "late_s", "load_tokens_max", "num_groups", "passage", "pins",
         "reserved", "runs", "tier_s", "waits",
     )  # fmt: skip
 
@@ -60,6 +63,8 @@ class StagedRequest:
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, Run] = {}
         self._places: dict[Key, tuple[int, int]] = {}  # group and end of the chunks that were gathered last
+        self._given_up: set[Key] = set()  # chunks that were gathered earlier
+        self._returns = 0  # number of times that some of them were gathered again
 
     def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
         """Chunks that the request wants at the end of a step, in prefix order.
@@ -85,8 +90,15 @@ class StagedRequest:
             if is_in_front and counts[group] < budgets[group]:
                 counts[group] += 1
                 places[key] = group, end
+        self._returns += not self._given_up.isdisjoint(places)
+        self._given_up |= self._places.keys() - places.keys()
         self._places, self.num_groups = places, len(counts)
         return _in_order(places)
+
+    @property
+    def alternates(self) -> bool:
+        """Whether it has wanted chunks again and again that it had given up for others, so that it may never end."""
+        return self._returns >= RETURNS_MAX
 
     def holds_all_groups(self, num_groups: int) -> bool:
         """Whether all chunks that were gathered last are held and readable, and each group has one."""
@@ -144,6 +156,8 @@ class StagedRequest:
         self.passage = None
         self.reserved = ()
         self._places = {}
+        self._given_up = set()
+        self._returns = 0
         self.waits = False
         self.runs.clear()
         self.answers.clear()
