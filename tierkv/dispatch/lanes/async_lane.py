@@ -149,6 +149,7 @@ class AsyncLane:
                 continue
             now_s = self.tier.clock()
             if ticket.drop_unwanted(now_s):
+                self.tickets.moved_s = now_s
                 self._done.append(ticket)
             else:
                 ticket.began_s = now_s

@@ -192,6 +192,7 @@ class IoWorker:
             return
         now_s = self._tier.clock()
         if ticket.drop_unwanted(now_s):
+            self._tickets.moved_s = now_s
             self._done.append(ticket)
         else:
             ticket.began_s, self._ticket = now_s, ticket

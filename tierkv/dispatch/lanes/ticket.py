@@ -140,7 +140,7 @@ class TicketQueue:
         self._keys_taken = 0
         self._taken: deque[int] = deque()  # keys of awaited tickets that lanes took, not yet added up
         self.moved_s = -math.inf
-        """Time at which the latest call of the lane ended. Set by I/O threads."""
+        """Time at which the latest call of the lane ended, or an unwanted read was dropped. Set by I/O threads."""
 
     def __len__(self) -> int:
         """Number of waiting tickets, cancelled ones included."""
