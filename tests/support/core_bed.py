@@ -267,8 +267,11 @@ class Bed:
         now = self.core.now
         record = self.core.scheduler._records[sequence.request.request_id]
         if answer is None:
-            if record.has_jobs:
-                return  # it waits for a worker, not for a tier
+            passage, loads = self.core.manager.passages.get(record.ctx.request_id), self.core.scheduler._lookups._loads
+            waits_for_load = passage is not None and passage.ready and loads.has_any(record.lookup.wanted)
+            if record.has_jobs or waits_for_load:
+                sequence.deferred_since_s = None
+                return  # it waits for a worker, of its own or of another request's load, not for a tier
             if sequence.deferred_since_s is None:
                 sequence.deferred_since_s = now
             waited = now - max(sequence.deferred_since_s, self._progressed_s)
