@@ -73,7 +73,7 @@ class OffloadScheduler:
         self._ahead = ReadAhead(manager, geometry, limits, counters, choice)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, choice, in_flight)
         self._accounting = Accounting(geometry, counters)
-        self.request_account = self._accounting.account_of
+        self.request_account = self._accounting.account_of  # of a request so far; kept for a while after its end
         self._numbers = count(1)  # of the requests, since the stack opened
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
@@ -83,7 +83,7 @@ class OffloadScheduler:
             block_events = BlockEvents(geometry, counters, warn, active=False)
         self._stores = Stores(manager, geometry, limits, counters, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
-        self.register_free_queue = self._plan.register_free_queue
+        self.register_free_queue = self._plan.register_free_queue  # once, before the first step; for `lazy` only
         self._tables = RequestTables(geometry, self._fences, self._plan.on_overwritten)
         self._running = RunningRequests(
             self._records, self._tables, self._stores, self._plan, self._prefill, self._start

@@ -256,7 +256,7 @@ class StackCore:
         timeout_s = bounded_seconds("close", timeout_s)
         if self._closed_with is None:
             self._closed_with = False
-            self._manager.flush()  # (the same)
+            self._manager.flush()  # counts what was lost before
             began_s, began = self._clock(), self.watch.written_and_lost()
             deadline_s = began_s + timeout_s
             with contextlib.ExitStack() as releases:

@@ -145,11 +145,6 @@ class TierList:
                 answer = here
         return answer if known == NOWHERE else LookupResult.HIT
 
-    @property
-    def shared(self) -> list[LowerTier]:
-        """Tiers in service that have to be asked for chunks."""
-        return [tier for _, tier in self._probed]
-
     def rows_of(self, keys: Sequence[Key]) -> list[TierRows]:
         """Each tier with an index that has any of ``keys``: their rows there, and their positions in ``keys``."""
         return [one for index in self._indexes for one in index.rows_of(keys)]
