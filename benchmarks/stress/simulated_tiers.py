@@ -140,17 +140,15 @@ class SimulatedTiers:
             begins_s = max(ticket.submitted_s, heapq.heappop(lane.free_at_s))
             ends_s = begins_s + lane.pace_at(begins_s).call_s(len(op.keys))
             heapq.heappush(lane.free_at_s, ends_s)
-            late_s = begins_s + op.timeout_s
+            late_s, waited_s = begins_s + op.timeout_s, begins_s - ticket.submitted_s
             if late_s < ends_s:
-                late = (TIMED_OUT,) * len(op.keys)
-                elapsed_s = late_s - ticket.submitted_s
-                heapq.heappush(
-                    self._done, (late_s, op.op_id, Completion(op.op_id, late, ended=False, elapsed_s=elapsed_s))
-                )
-            heapq.heappush(self._done, (ends_s, op.op_id, self._completion(op, ends_s - ticket.submitted_s)))
+                outcomes = (TIMED_OUT,) * len(op.keys)
+                late = Completion(op.op_id, outcomes, False, late_s - ticket.submitted_s, waited_s)  # noqa: FBT003
+                heapq.heappush(self._done, (late_s, op.op_id, late))
+            heapq.heappush(self._done, (ends_s, op.op_id, self._completion(op, ends_s - ticket.submitted_s, waited_s)))
 
-    def _completion(self, op: TierOp, elapsed_s: float) -> Completion:
+    def _completion(self, op: TierOp, elapsed_s: float, queued_s: float) -> Completion:
         moves = op.verb in {Verb.READ, Verb.WRITE}
         self.chunks_read += len(op.keys) if op.verb is Verb.READ else 0
         outcome = Outcome(OutcomeKind.OK, self._frame_bytes if moves else 0)
-        return Completion(op.op_id, (outcome,) * len(op.keys), elapsed_s=elapsed_s)
+        return Completion(op.op_id, (outcome,) * len(op.keys), elapsed_s=elapsed_s, queued_s=queued_s)

@@ -56,6 +56,19 @@ def test_elapsed_time_is_on_the_stacks_clock(bench: Bench, gate: Event) -> None:
         assert dispatch.completions(probe)[0].elapsed_s == 2.5
 
 
+def test_time_in_the_queue_is_told_apart(bench: Bench, gate: Event) -> None:
+    """The speed of questions to a shared tier must not contain that of the calls ahead of them."""
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench) as dispatch:
+        probes = [dispatch.submit(Verb.PROBE, [number]) for number in range(3)]
+        wait_for(lambda: len(bench.backend.calls) == 2, "both threads to hang")
+        dispatch.clock.advance(2.5)
+        gate.set()
+        dispatch.wait(*probes)
+        assert [dispatch.completions(probe)[0].elapsed_s for probe in probes] == [2.5] * 3
+        assert [dispatch.completions(probe)[0].queued_s for probe in probes] == [0.0, 0.0, 2.5]
+
+
 def test_time_of_the_engine_is_not_counted_as_the_tiers(bench: Bench) -> None:
     """A prefill step may last a second.
 

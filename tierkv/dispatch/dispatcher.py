@@ -313,9 +313,9 @@ class Dispatcher:
             if ticket.is_trial:
                 self._end_trial(state, now_s, ticket, None)
                 continue
-            elapsed_s = now_s - ticket.submitted_s
             state.missed(ticket, is_over=is_over)
-            self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s))
+            elapsed_s, waited_s = now_s - ticket.submitted_s, ticket.queued_s
+            self._outbox.append(Completion(op.op_id, ticket.outcomes_at_deadline(), is_over, elapsed_s, waited_s))
             if not ticket.has_answers:
                 self._count_failure(state, ticket, now_s, "deadline missed")
 
@@ -345,7 +345,7 @@ class Dispatcher:
         # The end of the I/O, not now_s: the time that the engine computes between two steps is not the tier's.
         elapsed_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
         state.measure(ticket, elapsed_s)
-        self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=elapsed_s))
+        self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=elapsed_s, queued_s=ticket.queued_s))
 
     def _end(self, state: TierState, ticket: Ticket) -> None:
         ticket.ended = True

@@ -116,6 +116,8 @@ class Completion:
     """Whether the I/O no longer uses any slot. False only reports a missed deadline."""
     elapsed_s: float = 0.0
     """Seconds from submission to the end of the I/O, or to the missed deadline."""
+    queued_s: float = 0.0
+    """Of these, the seconds before a call took it."""
 
     @property
     def num_keys(self) -> int:

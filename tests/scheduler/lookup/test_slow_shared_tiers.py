@@ -10,7 +10,7 @@ from group_parts import window
 from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import GroupSpec
-from tierkv.types.tier_ops import OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
 
 TOKENS_PER_S = 1000.0
 """Prefill: a chunk of 4 tokens in 4 ms."""
@@ -71,6 +71,30 @@ def test_requests_do_not_wait_for_a_slow_shared_tier(probe_s: float, read_s: flo
     assert not probes(core)
     assert core.counters.slowdowns["objects"] == 1
     core.manager.validate()
+
+
+def test_the_time_in_a_queue_is_no_time_of_a_question() -> None:
+    """In a burst, questions wait behind reads. That says nothing about the next ones."""
+    core = core_of()
+    for number in range(1, 2 + READINGS_MIN):
+        request = prompt(core, number)
+        assert core.ask(request) is None
+        for op in probes(core):
+            absent = (Outcome(OutcomeKind.ABSENT),) * len(op.keys)
+            seconds = FAST_S * len(op.keys)
+            core.manager.on_completion(Completion(op.op_id, absent, elapsed_s=5.0 + seconds, queued_s=5.0))
+        core.begin(core.now + 1.0)
+        core.ask(request)
+    assert core.lower[0].probes.s_per_key is not None
+    assert not core.lower[0].probes.is_slow
+
+
+def test_questions_and_reads_are_not_added_up() -> None:
+    """Each takes a little less time than computing, and part of it is the other's, where both share a tier's calls."""
+    core = core_of()
+    teach(core, probe_s=2 * 0.0035, read_s=0.0035)
+    core.ask(prompt(core, 1))
+    assert not core.lower[0].probes.is_slow
 
 
 def test_a_few_chunks_that_are_found_are_loaded() -> None:

@@ -94,6 +94,11 @@ class Ticket:
         """Time by which its call must have ended: the time in the queue does not count."""
         return (self.submitted_s if self.began_s is None else self.began_s) + self.op.timeout_s
 
+    @property
+    def queued_s(self) -> float:
+        """Seconds before a call took it; 0 if none did."""
+        return 0.0 if self.began_s is None else self.began_s - self.submitted_s
+
     def claim(self) -> bool:
         """Whether the caller is the first to claim it. ``list.pop`` is atomic, so exactly one caller is."""
         try:

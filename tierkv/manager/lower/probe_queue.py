@@ -131,7 +131,7 @@ class ProbeQueue:
             keys: its keys.
             again: those to ask for again. They wait first of all.
             asked: number of keys that the backend was asked for.
-            elapsed_s: seconds since it began.
+            elapsed_s: seconds that the call took: the reads ahead of it in a queue say nothing about questions.
         """
         self._in_flight -= 1
         self._asked.difference_update(keys)

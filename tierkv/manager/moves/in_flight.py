@@ -233,7 +233,7 @@ class InFlightOps:
             for key in not_asked:
                 tier.probed(key, self._step.now, present=False)
             not_asked = []
-        tier.probes.ended(pending.op.keys, not_asked, asked, completion.elapsed_s)
+        tier.probes.ended(pending.op.keys, not_asked, asked, completion.elapsed_s - completion.queued_s)
         if any(outcome.kind in _ANSWERS for outcome in completion.outcomes):
             self._step.probed_s = self._step.answered_s = self._step.now
         unknown = set(not_asked)

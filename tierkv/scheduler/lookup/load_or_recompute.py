@@ -210,10 +210,12 @@ class LoadOrRecompute:
     def _note_speed(self, tier: int, reads: ReadTimes | None) -> None:
         """Count a tier that became slower than computing, or faster again. No request waits for a slow one's answers.
 
-        What a shared tier takes to answer counts too: it has to be asked before a chunk is read. reads: None: unknown.
+        A shared tier is slow as well if it answers questions that slowly. Questions and reads are not added up: where
+        both share the calls of a tier, the time of each has a part of the other's. reads: None: unknown.
         """
         probe_s = self._manager.read_costs.probe_s(tier) or 0.0
-        token_s = probe_s * self._token_keys + (0.0 if reads is None else reads.s_per_byte * self._token_bytes)
+        read_s = 0.0 if reads is None else reads.s_per_byte
+        token_s = max(probe_s * self._token_keys, read_s * self._token_bytes)
         computed = token_s * (self._prefill.tokens_per_s or 0.0)  # tokens computed in that time
         is_slow = tier in self._slow
         name = self._manager.tiers[tier].name
