@@ -50,7 +50,7 @@ class ProbeQueue:
         self.speed = TierSpeed()
         """Speed of one probe, in keys in place of bytes."""
         self.is_slow = False
-        """Whether requests compute their chunks sooner than they load them from this tier, the question included."""
+        """Whether the questions about a long prompt, or its reads, take longer than computing it."""
 
     def __len__(self) -> int:
         """Number of keys that wait or are part of a probe."""
