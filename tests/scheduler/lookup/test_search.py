@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from scripted_lookup import ScriptedLookup, full, keys_of, window
 
-from tierkv.scheduler.lookup.search import DEFERRED, NO_HIT, Hit, SearchGroup, find_hit, tokens_covered, wanted_keys
+from tierkv.scheduler.lookup.search import NO_HIT, Hit, SearchGroup, find_hit, tokens_covered, wanted_keys
+
+DEFERRED = Hit(0, deferred=True)
 
 
 @pytest.mark.parametrize(

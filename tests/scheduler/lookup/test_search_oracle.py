@@ -75,7 +75,7 @@ def test_s44_the_answer_is_the_oracles_now_or_later(
     case = data.draw(cases(counts=st.just(count), alphabets=st.just(ALPHABETS[alphabet])))
     lookup = ScriptedLookup(*case.letters)
     expected = oracle(case.groups, case.computed, case.tokens_max, lookup.present())
-    hit = search.DEFERRED
+    hit = search.Hit(0, deferred=True)
     while hit.deferred:
         lookup.calls.clear()
         resident = lookup.resident_prefix if shortcut else no_shortcut

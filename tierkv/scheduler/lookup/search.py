@@ -76,7 +76,6 @@ class Hit:
 
 
 NO_HIT = Hit(0)
-DEFERRED = Hit(0, deferred=True)
 
 
 def find_hit(
