@@ -38,15 +38,18 @@ class ReadCosts:
         """
         return None if self._tiers[tier].capabilities.authoritative_index else self._tiers[tier].probes.s_per_key
 
+    def is_slow(self, tier: int) -> bool:
+        """Whether a tier was noted as slower than computing. tier: its number."""
+        return self._tiers[tier].probes.is_slow
+
     def note_slow(self, tier: int, *, is_slow: bool) -> None:
-        """Note whether requests compute sooner than they load from a tier, questions included. tier: its number."""
+        """Note whether a tier is slower than computing: then no request waits for its answers. tier: its number."""
         probes = self._tiers[tier].probes
-        if is_slow != probes.is_slow:
-            self._step.version += 1  # requests wait for its answers
-            if is_slow:
-                probes.became_slow()
-            else:
-                probes.is_slow = False
+        self._step.version += 1  # requests wait for its answers
+        if is_slow:
+            probes.became_slow()
+        else:
+            probes.is_slow = False
 
     def speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads by tier, as measured; without tiers that are not measured yet."""

@@ -10,7 +10,7 @@ from group_parts import window
 from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import GroupSpec
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 
 TOKENS_PER_S = 1000.0
 """Prefill: a chunk of 4 tokens in 4 ms."""
@@ -148,6 +148,20 @@ def test_a_shared_tier_whose_reads_recover_is_asked_again() -> None:
                 core.finish(op, elapsed_s=FAST_S * len(op.keys))
             core.begin()
     assert loaded == 4 * CHUNKS
+    assert core.counters.recoveries["objects"] == 1
+
+
+def test_a_shared_tier_that_hung_is_asked_as_soon_as_it_returns() -> None:
+    """The time of its late answers says nothing about those after the fault."""
+    core = core_of()
+    teach(core, probe_s=SLOW_S)
+    core.ask(prompt(core, 1))
+    assert core.ask(prompt(core, 2)) == 0
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.manager.on_completion(TierHealth(0, usable=True))
+    core.begin(core.now + 0.1)
+    assert core.ask(prompt(core, 3)) is None
+    assert len(core.lower[0].probes) >= CHUNKS
     assert core.counters.recoveries["objects"] == 1
 
 

@@ -163,6 +163,7 @@ class LowerTier:
         self._apply(TierEvent.HEALTH_REGAINED if usable else TierEvent.HEALTH_LOST)
         if usable:
             self.presence_cache.end_doubts()
+            self.probes.measure_anew()
         else:
             self.probes.clear()
 

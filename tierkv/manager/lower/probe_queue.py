@@ -96,6 +96,11 @@ class ProbeQueue:
         self._waiting.clear()
         self._for_writes = dict.fromkeys(key for key in self._for_writes if key in self._asked)
 
+    def measure_anew(self) -> None:
+        """Forget the speed: the tier has returned to service, and what it took to answer before says nothing now."""
+        self.speed, self._in_proportion = TierSpeed(), FIRST_KEYS
+        self._sampled_s = float("-inf")
+
     def became_slow(self) -> None:
         """Let requests wait for no key any more. What is to be written is still asked for."""
         self.is_slow = True

@@ -71,7 +71,6 @@ class LoadOrRecompute:
         # A window has the same few chunks, however many tokens they serve.
         self._token_keys = sum([1 / group.chunk_tokens for group in geometry.groups if group.window_chunks is None])
         self._left_out: set[int] = set()
-        self._slow: set[int] = set()  # tiers that are slower than computing, as far as was noted
 
     def context_for_reading(self, ctx: RequestContext) -> RequestContext:
         """Context of a request that may not load from tiers which are slower than computing."""
@@ -217,13 +216,10 @@ class LoadOrRecompute:
         read_s = 0.0 if reads is None else reads.s_per_byte
         token_s = max(probe_s * self._token_keys, read_s * self._token_bytes)
         computed = token_s * (self._prefill.tokens_per_s or 0.0)  # tokens computed in that time
-        is_slow = tier in self._slow
-        name = self._manager.tiers[tier].name
+        is_slow, name = self._manager.read_costs.is_slow(tier), self._manager.tiers[tier].name
         if computed > BENEFIT and not is_slow:
-            self._slow.add(tier)
             self._counters.slowdowns[name] += 1
-        elif 0 < computed < 1 / BENEFIT and is_slow:
-            self._slow.remove(tier)
+        elif computed < 1 / BENEFIT and is_slow:
             self._counters.recoveries[name] += 1
         else:
             return
