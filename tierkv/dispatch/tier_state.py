@@ -220,6 +220,8 @@ class TierState:
             return ""
         if op.verb is Verb.WRITE and not self.writes.ended(op.op_id, now_s, why):
             return ""  # known already, and no reason to stop reading
+        if op.verb is Verb.DELETE:
+            self.writes.deletion_ended(now_s, why)
         if op.verb is Verb.DELETE and not self.writes.is_open:
             return ""  # what cannot be written cannot be deleted either: each trial of a write is followed by deletions
         was_usable = self.breaker.usable

@@ -14,6 +14,7 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.lower.chunk_sizes import ChunkSizes, frame_bytes_bound
 from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
+from tierkv.manager.lower.residency import EVICTION_PAUSE_S
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.structures.ranks import ranks_of
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -632,3 +633,29 @@ def test_content_that_is_listed_late_is_found_and_reported() -> None:
     assert [core.manager.lookup(key, WHO) for key in keys] == [LookupResult.HIT] * 2
     assert core.manager.take_events() == [CacheEvent(CacheEventKind.STORED, "disk", tuple(keys))]
     assert tier.residency.used_bytes == 2 * FRAME_BYTES
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.NO_SPACE])
+def test_a_full_tier_that_cannot_evict_is_read_as_before(kind: OutcomeKind) -> None:
+    """A disk at its capacity turned read-only. Each store evicted further chunks without effect, and each of them counted as
+    absent for five seconds: within a second the tier had no hits, for as long as the disk was read-only."""
+    core = make_core(tiers=[disk(frames=20)])
+    kept = run(0, 20)
+    core.keep_below(kept)
+    evicted = []
+    for step in range(40):
+        core.begin(0.1 * step)
+        core.put(run(100 + step, 1))
+        for op in ops(core, Verb.DELETE):
+            evicted.append(len(op.keys))
+            core.finish(op, kind)
+        assert all(core.lower[0].presence(key, core.now) is LookupResult.HIT for key in kept)
+        core.manager.validate()
+    assert evicted[-3:] == [1, 1, 1], "one chunk per second is a trial"
+    assert len(evicted) == 5, "and two batches before the first failure was known"
+    core.begin(4.0 + EVICTION_PAUSE_S)
+    core.put(run(200, 1))
+    core.finish(only(core, Verb.DELETE))
+    more = core.manager.take_ops()
+    assert {op.verb for op in more} == {Verb.WRITE, Verb.DELETE}, "evictions go on as soon as one succeeds"
+    assert sum(len(op.keys) for op in more if op.verb is Verb.DELETE) > 1

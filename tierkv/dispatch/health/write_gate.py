@@ -2,8 +2,8 @@
 
 A disk that turned read-only, or is worn out, still reads. Its reads keep the tier in service, so its writes are counted
 by a breaker of their own. A storage without room answers: its writes go on, since the tier evicts to make room. If none
-finds room for a while, the tier is not writable either, and says so. A storage that copies what it changes needs
-room to delete as well: without any, the tier waits for its evictions, and no write is submitted. Used on the engine's
+finds room for a while, the tier is not writable either, and says so. Where deletions fail, as on a storage that
+copies what it changes and is full, the tier waits for its evictions, and no write is submitted. Used on the engine's
 thread alone; no method waits.
 """
 
@@ -79,16 +79,19 @@ class WriteGate:
         self._count(op_id, now_s, "")
         self._report(now_s, reason, was_open=was_open)
 
-    def deletion_ended(self, now_s: float, no_room: str | None) -> None:
-        """A deletion was answered. no_room: why the storage had no room to delete any of its chunks; None: it had."""
+    def deletion_ended(self, now_s: float, failure: str | None) -> None:
+        """A deletion ended. failure: why none of its chunks was deleted; None: some were.
+
+        A full tier that cannot evict has no room, and no write is submitted that would show it.
+        """
         was_open = self.is_open
-        if no_room is None:
+        if failure is None:
             self._undeleted_s = None
             return
         if self._undeleted_s is None:
             self._undeleted_s = now_s
         self._has_room = self._has_room and now_s - self._undeleted_s < NO_ROOM_S
-        self._report(now_s, no_room, was_open=was_open)
+        self._report(now_s, failure, was_open=was_open)
 
     def _count(self, op_id: int, now_s: float, failure: str) -> None:
         if op_id == self._trial:

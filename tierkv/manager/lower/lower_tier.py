@@ -302,14 +302,13 @@ class LowerTier:
         """End a deletion that failed or was refused. The bytes stay on the account, because they are still at rest.
 
         A deletion is repeated later if the chunk is uncertain, or if it was not ``tried``: the queue of dispatch was
-        full. Otherwise the chunk counts as absent for a while, because its frame may be corrupt.
+        full. Otherwise a chunk that was not evicted counts as absent for a while, because its frame may be corrupt.
         """
         was_full = not tried and self.phase.usable and not self.capabilities.read_only
         if was_full or key in self.residency.uncertain:
             self.residency.retry_deletion(key, now, soon=was_full)
-        else:
+        elif not self.residency.not_deleted(key, now):
             self.mark_absent(key, now)
-            self.residency.end_deletion(key)
 
     def mark_uncertain(self, key: Key, frame_bytes: int) -> None:
         """Schedule the deletion of a chunk whose write failed; not in a shared tier, where no bytes are accounted."""

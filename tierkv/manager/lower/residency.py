@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import require
 from tierkv.manager.lower.deletions import DeletionQueue
-from tierkv.manager.lower.row_table import DELETING, STORED, WRITING, RowTable
+from tierkv.manager.lower.row_table import DELETING, EVICTING, STORED, WRITING, RowTable
 from tierkv.policies.eviction_list import EvictionList
 from tierkv.structures.key_table import KEY_BYTES_MIN, KeyDirectory
 from tierkv.types.keys import Key
@@ -19,6 +19,9 @@ from tierkv.types.tier_ops import TierContent
 
 HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
 """Bounds of the frames for which a full tier makes room at once, so that the next write need not wait."""
+
+EVICTION_PAUSE_S = 1.0
+"""Seconds between two evictions of one chunk each, while none can be deleted."""
 
 _LOAD_KEYS = 1 << 16
 """Keys of an index that are added to the policy at once."""
@@ -70,6 +73,7 @@ class Residency:
         if self.listed.tenants is not None:
             self.listed.tenants.chunk_bytes = self.rows.frame_bytes_of
         self._deleting_bytes = 0
+        self._evict_again_s = 0.0  # not 0 since an eviction has failed
         self._frame_bytes_max = 1
         self._deletions = DeletionQueue(delete_retry_s)
 
@@ -230,6 +234,15 @@ class Residency:
 
     # -- eviction and deletion ---------------------------------------------------------------------------------------
 
+    def victims_max(self, wanted: int, now: float) -> int:
+        """Number of chunks, up to ``wanted``, that may be evicted now: one in a while after a failure."""
+        if not self._evict_again_s or not wanted:
+            return wanted
+        if now < self._evict_again_s:
+            return 0
+        self._evict_again_s = now + EVICTION_PAUSE_S
+        return 1
+
     def evict_for(self, frame_bytes: int, waiting: int, victims_max: int, rank: int = 0) -> list[Key]:
         """Schedule deletions to make room for the ``waiting`` frames of that size, and for a few more.
 
@@ -270,7 +283,7 @@ class Residency:
     def _delete_victims(self, rows: Sequence[int]) -> list[Key]:
         """Begin to delete rows that the policy has chosen and removed."""
         for row in rows:
-            self._begin_deletion(row)
+            self._begin_deletion(row, EVICTING)
         keys = [self.rows.keys.key(row) for row in rows]
         self._deletions.schedule(keys)
         return keys
@@ -278,6 +291,7 @@ class Residency:
     def schedule_delete(self, key: Key) -> None:
         """Delete a chunk for another reason than room, such as a corrupt frame."""
         row = self.rows.row_of(key)
+        self.rows.flags[row] &= ~EVICTING
         if self.rows.is_listed(row):
             self._unlist(row)
         if not self.rows.flags[row] & DELETING:  # a second deletion could delete what is written after the first one
@@ -307,35 +321,42 @@ class Residency:
         return self.num_deleting - len(self._deletions)
 
     def retry_deletion(self, key: Key, now: float, *, soon: bool) -> None:
-        """Repeat a deletion later. Until then the chunk is absent, and its bytes stay on the account.
-
-        soon: in the next step. It was not tried, because the queue of dispatch was full.
-        """
+        """Repeat a deletion later; ``soon`` if it was not tried. The chunk is absent, its bytes stay on the account."""
         if soon:
             self._deletions.schedule((key,))
         else:
             self._deletions.retry(key, now)
+
+    def not_deleted(self, key: Key, now: float) -> bool:
+        """End a deletion that failed. Returns whether it was an eviction: then further ones pause."""
+        was_eviction = bool(self.rows.flags_of(key) & EVICTING)
+        self.end_deletion(key)
+        if was_eviction:
+            self._evict_again_s = now + EVICTION_PAUSE_S
+        return was_eviction
 
     def end_uncertain(self, key: Key) -> None:
         """End the deletion of an uncertain chunk, whose frame is gone."""
         self.reserved_bytes -= self.uncertain.pop(key)
         self.end_deletion(key)
 
-    def _begin_deletion(self, row: int) -> None:
+    def _begin_deletion(self, row: int, flag: int = 0) -> None:
         self.num_deleting += 1
         if self.rows.flags[row] & STORED:
             self._deleting_bytes += self.rows.frame_bytes[row]
-        self.rows.flags[row] |= DELETING
+        self.rows.flags[row] |= DELETING | flag
 
     def end_deletion(self, key: Key) -> None:
         """End a deletion, whether the frame is gone or not. A chunk that is still stored is listed again."""
         row = self.rows.row_of(key)
         if self.rows.flags[row] & DELETING:
             self.num_deleting -= 1
-            self.rows.flags[row] &= ~DELETING
+            self.rows.flags[row] &= ~(DELETING | EVICTING)
             if self.rows.flags[row] & STORED:
                 self._deleting_bytes -= self.rows.frame_bytes[row]
                 self._list((row,), (key,))
+            else:
+                self._evict_again_s = 0.0
         self.rows.discard_unused(row)
 
     # -- check -------------------------------------------------------------------------------------------------------
@@ -372,7 +393,6 @@ class Residency:
         deleting = sum(table.frame_bytes[row] for row in stored if not table.is_listed(row))
         require(deleting == self._deleting_bytes, f"{what}: {deleting} bytes are deleted, not {self._deleting_bytes}")
         total = self.used_bytes + self.reserved_bytes
-        # A tier that was opened over its capacity (the user made it smaller) may stay over it until it has shrunk, but
-        # must not grow meanwhile.
+        # A tier whose capacity the user made smaller may stay over it until it has shrunk, but must not grow meanwhile.
         fits = capacity is None or total <= capacity or not self.reserved_bytes
         require(fits, f"{what} is over its capacity: {total} > {capacity}")

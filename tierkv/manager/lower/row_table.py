@@ -15,8 +15,9 @@ from tierkv.structures.written_order import WrittenColumn
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import TierContent
 
-STORED, WRITING, DELETING = 1, 2, 4
-"""Flags of a row, in any combination: a frame is at rest in the tier; one is being written; one is being deleted."""
+STORED, WRITING, DELETING, EVICTING = 1, 2, 4, 8
+"""Flags of a row, in any combination: a frame is at rest in the tier; one is being written; one is being deleted; the
+deletion is to make room."""
 
 
 class RowTable:

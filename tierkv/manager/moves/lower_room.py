@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
-from tierkv.manager.step_budget import StepBudget
+from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.keys import Key
 
@@ -14,11 +14,12 @@ from tierkv.types.keys import Key
 class LowerRoom:
     """Evicts chunks from lower tiers, within the budget of the step, and counts them. Sans-IO."""
 
-    def __init__(self, tiers: TierList, counters: CoreCounters, budget: StepBudget) -> None:
+    def __init__(self, tiers: TierList, counters: CoreCounters, step: StepState) -> None:
         self._tiers = tiers
         self._counters = counters
-        self._victims = budget.share()
-        self._emptied = budget.share()
+        self._step = step
+        self._victims = step.budget.share()
+        self._emptied = step.budget.share()
 
     def make(self, tier: LowerTier, frame_bytes: int, waiting: int, rank: int = 0) -> bool:
         """Begin to make room in a tier for ``waiting`` frames of that size; see :meth:`Residency.evict_for`.
@@ -27,7 +28,8 @@ class LowerRoom:
             Whether a later step may choose more victims, because this step's share is used up.
         """
         left = self._victims.left
-        victims = tier.residency.evict_for(frame_bytes, waiting, left, rank)
+        victims_max = tier.residency.victims_max(left, self._step.now)
+        victims = tier.residency.evict_for(frame_bytes, waiting, victims_max, rank)
         self._victims.take(len(victims))
         self._count(tier, victims)
         return len(victims) == left
@@ -39,7 +41,7 @@ class LowerRoom:
 
     def evict_one(self, tier: LowerTier) -> None:
         """Evict one chunk from a tier whose backend reported that it is full."""
-        self._count(tier, tier.residency.evict(1))
+        self._count(tier, tier.residency.evict(tier.residency.victims_max(1, self._step.now)))
 
     def evict_cut(self, tier: LowerTier, keys: Sequence[Key], ranks: Sequence[int]) -> None:
         """Evict those of ``keys``, just written, before which a chunk of their prefix was evicted meanwhile.

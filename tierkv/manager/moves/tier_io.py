@@ -81,7 +81,7 @@ class TierIO:
         self.retention = Retention(host.num_slots)
         write_mask = WriteMask(host.num_slots, tiers, self.retention)
         self.admissions = Admissions(host, DirtyPins(host, tiers, step.budget.share()), write_mask, events, counters)
-        self._room = LowerRoom(tiers, counters, step.budget)
+        self._room = LowerRoom(tiers, counters, step)
         self.cascades = Cascades(host, tiers, self.admissions, self._room, self._sizes, events, counters, step.budget)
         self._demotions = Demotions(host, tiers, self.cascades, self.admissions, self._room, step.budget)
         self.in_flight = InFlightOps(step, host, tiers, self.reads, self.cascades, self._demotions, self._room, events)
