@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_parts import Core, TierSpec, make_core, objects
 from core_truth import BedRequest
@@ -199,4 +201,30 @@ def test_questions_that_wait_when_a_tier_becomes_slow_are_dropped() -> None:
     asked = [key for op in probes(core) for key in op.keys]
     assert set(to_write) <= set(asked)
     assert len(asked) < len(to_write) + 20, "beside these, a few that measure it again"
+    core.manager.validate()
+
+
+def test_damaged_chunks_do_not_have_a_whole_prompt_asked_for_again_and_again() -> None:
+    """Answers expire while windows are read, and one after the other is damaged: chunks are asked about twice."""
+    damaged = 12
+    tier = objects(probe_keys_max=32)
+    core = core_of(TierSpec(tier.name, tier.capabilities, replace(tier.limits, presence_ttl_s=0.1)), rate=None, groups=[window(8)])
+    request = prompt(core, 1)
+    waiting: list[TierOp] = []
+    asked = 0
+    while (tokens := core.ask(request)) is None:
+        waiting += core.manager.take_ops()
+        for op in waiting[:2]:
+            asked += len(op.keys) * (op.verb is Verb.PROBE)
+            bad = op.verb is Verb.READ and damaged > 0
+            damaged -= bad
+            good = Outcome(OutcomeKind.OK, core.geometry.payload_bytes_max if op.verb is Verb.READ else None)
+            outcomes = (good,) * (len(op.keys) - bad) + (Outcome(OutcomeKind.CORRUPT),) * bad
+            core.manager.on_completion(Completion(op.op_id, outcomes, elapsed_s=0.01))
+        del waiting[:2]
+        core.begin(core.now + 0.2)
+        assert core.now < 60.0
+    assert tokens
+    assert not damaged
+    assert asked <= 3 * CHUNKS
     core.manager.validate()

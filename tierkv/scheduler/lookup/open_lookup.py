@@ -16,6 +16,7 @@ class OpenLookup:
         previous_asked_s: time of the question before it.
         load_moved_s: latest progress of the load of another request that it waits for; None: it waits for none.
         load_waited_s: seconds for which that load has made no progress.
+        has_lost: whether a chunk that it had found was lost since.
         late_s: time at which it was given up as late; None: not late. It is repeated afresh once a tier answers.
         known: answers of shared tiers to this lookup, by chunk; RETRY while there is none yet.
         seen: by allowed tiers, answers of a search that stopped at the budget of its step, for the search that
@@ -40,15 +41,16 @@ class OpenLookup:
     """
 
     __slots__ = (
-        "asked_tier_s", "began", "choice_version", "continued", "ends", "found_below", "gathered", "hit_tokens",
-        "known", "last_asked_s", "late_s", "load_moved_s", "load_waited_s", "paused", "previous_asked_s", "probing_s",
-        "question", "reached", "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn",
+        "asked_tier_s", "began", "choice_version", "continued", "ends", "found_below", "gathered", "has_lost",
+        "hit_tokens", "known", "last_asked_s", "late_s", "load_moved_s", "load_waited_s", "paused",
+        "previous_asked_s", "probing_s", "question", "reached", "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn",
         "verifies", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.question: tuple[int, ...] | None = None
         self.since_s: float | None = None
+        self.has_lost = False
         self.last_asked_s = self.previous_asked_s = 0.0
         self.load_moved_s: float | None = None
         self.load_waited_s = 0.0
@@ -79,6 +81,7 @@ class OpenLookup:
     def close(self) -> None:
         """Forget question and result."""
         self.since_s = None
+        self.has_lost = False
         self.question = None
         self.paused = False
         self.forget_found()
@@ -102,9 +105,14 @@ class OpenLookup:
             self.began = step
 
     def search_anew(self, now_s: float) -> None:
-        """Search from the start: a chunk that was found is gone. Only later answers of shared tiers count."""
+        """Search from the start: a chunk that was found is gone.
+
+        After the first one, only later answers of shared tiers count. After further ones these still do: a prompt with
+        many damaged chunks would otherwise be asked about from its first chunk on, once for each of them.
+        """
         self.forget_found()
-        self.since_s = now_s
+        if not self.has_lost:
+            self.since_s, self.has_lost = now_s, True
 
     def verify(self) -> None:
         """Search again, once: chunks of a stream that are not held may have been lost since they were found."""
