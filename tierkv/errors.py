@@ -72,6 +72,18 @@ class EngineProtocolError(TierKVError, RuntimeError):
         self.request_id = request_id
 
 
+def wrong_value(call: str, name: str, given: object, give: str) -> EngineProtocolError:
+    """Error of a call that got a foreign value: ``call: name = given: give ...``.
+
+    Args:
+        call: name of the call.
+        name: name of the argument.
+        given: its value.
+        give: the rule, beginning with "give".
+    """
+    return EngineProtocolError(f"{call}: {name} = {given!r:.80}: {give}")
+
+
 class InvariantError(TierKVError, RuntimeError):
     """An invariant does not hold. This is always a bug in tierkv: please report it with its message."""
 

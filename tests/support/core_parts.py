@@ -101,7 +101,7 @@ class Core:
 
     def record(self, request: BedRequest) -> RequestRecord:
         """The scheduler's record of a request, with all its keys."""
-        record = self.scheduler._record(request)
+        record = self.scheduler._record("record", request)
         record.extend_keys(self.geometry)
         return record
 

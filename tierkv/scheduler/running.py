@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tierkv.errors import EngineProtocolError
+from tierkv.errors import EngineProtocolError, wrong_value
 from tierkv.scheduler.jobs.block_tables import RequestTables
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.requests.record import RequestRecord
@@ -60,10 +60,18 @@ class RunningRequests:
 
         Returns:
             True: leave the request out of the step. False: nothing was counted, and the request belongs in the step.
+
+        Raises:
+            EngineProtocolError: the id is none, or a number of tokens no whole number.
         """
-        records, tokens = self._records, num_computed_tokens + num_scheduled_tokens
-        if request_id not in records:  # "in" is no call, and get() is one per request
-            return False
+        try:
+            records, tokens = self._records, num_computed_tokens + num_scheduled_tokens
+            if request_id not in records:  # "in" is no call, and get() is one per request
+                return False
+        except TypeError as error:
+            raise EngineProtocolError(f"advance: {error}: give an id and two numbers of tokens") from error
+        if tokens.__class__ is not int and not hasattr(tokens, "__index__"):
+            raise wrong_value("advance", "tokens", tokens, "give whole numbers")
         record = records[request_id]
         is_quiet = tokens < record.quiet_tokens and record.resets == self.resets
         if not is_quiet and not (self.rests and self._hold(record, tokens)):

@@ -120,11 +120,11 @@ class OffloadScheduler:
                 finished one whose end is not reported yet: of its load, or of its stores to an engine with
                 ``delays_free_blocks``; or its lengths or hashes are of a wrong form.
         """
-        rules.check_new_request(request)
+        rules.check_new_request("on_new_request", request)
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
             self._free_request_id(earlier)
-        self._record(request, is_checked=True)
+        self._record("on_new_request", request)
 
     def _free_request_id(self, record: RequestRecord) -> None:
         """Free the id of a finished request: its stores lose their owner, and fences guard their blocks."""
@@ -134,11 +134,10 @@ class OffloadScheduler:
             record.store_jobs.clear()
             self._completions.forget_if_done(record)
 
-    def _record(self, request: Request, *, is_checked: bool = False) -> RequestRecord:
-        record = self._records.get(request.request_id)
+    def _record(self, call: str, request: Request) -> RequestRecord:
+        record = rules.known(self._records, call, request)
         if record is None:
-            if not is_checked:
-                rules.check_new_request(request)
+            rules.check_new_request(call, request)
             hints = self._hints.read_hints(request.request_id, request.kv_transfer_params)
             record = RequestRecord(request, self._geometry, hints, number=next(self._numbers))
             rules.check_hashes(record, rules.HASHES_CHECKED_MAX)
@@ -165,7 +164,7 @@ class OffloadScheduler:
             EngineProtocolError: the request has finished and still has transfers in flight, or another prompt; its id
                 is empty, its hashes break a rule, or the number of computed tokens is negative. Nothing has changed.
         """
-        record = self._record(request)
+        record = self._record("get_num_new_matched_tokens", request)
         rules.check_hashes(record, rules.HASHES_CHECKED_MAX)
         rules.check_computed(request, num_computed_tokens)
         self._counters.lookups += 1
@@ -205,7 +204,7 @@ class OffloadScheduler:
             EngineProtocolError: more tokens than were offered, a part of them where a group has a window, tables that
                 cannot take them, or a load still runs. Nothing has changed then.
         """
-        record = self._record(request)
+        record = self._record("update_state_after_alloc", request)
         self._lookups.refresh(record)
         rules.check_allocation(record, self._geometry, blocks, num_external_tokens)
         if not num_external_tokens:
@@ -239,7 +238,7 @@ class OffloadScheduler:
             (False, None): its blocks may be reused at once; fences guard transfers in flight. (True, None), only to an
                 engine with ``delays_free_blocks``: its blocks may be reused when :class:`LoadReport` names the request.
         """
-        record = self._records.get(request.request_id)
+        record = rules.known(self._records, "request_finished", request)
         if record is None or record.state is RequestState.FINISHED:
             return False, None
         rules.check_hashes(record)

@@ -9,7 +9,6 @@ in this module.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import time
@@ -18,13 +17,14 @@ from collections.abc import Callable
 from typing import get_args
 
 from tierkv.dispatch.threads.spawn import OneShot, start_thread
-from tierkv.errors import EngineProtocolError
+from tierkv.errors import EngineProtocolError, wrong_value
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.counter_watch import INTERVAL_S, CounterWatch
 from tierkv.stack.journal import StepJournal
 from tierkv.stack.rests import Rests
 from tierkv.stack.views.events import StackEvents
 from tierkv.stack.wiring import StackWiring
+from tierkv.types.waits import bounded_seconds
 
 VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for bug reports)."""
@@ -35,9 +35,6 @@ GRACE_S = 1.0
 CLOSE_GRACE_S = 7 * GRACE_S
 """Seconds that a close may take beyond its time: copies of the workers, calls of tiers, their backends, the event loop,
 the copy threads and observers have ``GRACE_S`` each, the record and the file of tokens share one."""
-
-WAIT_MAX_S = 7 * 86_400.0
-"""Longest time of a flush or a close. Waits of the system count milliseconds, and end after some weeks."""
 
 CLOSED = "this stack is closed, and can neither load nor store: open another one"
 """Message of a call that begins a step, or flushes, after the close."""
@@ -297,18 +294,6 @@ class StackCore:
             releases.callback(lambda worker: worker.shutdown(left_s(GRACE_S / len(wiring.workers))), worker)
 
 
-def bounded_seconds(call: str, timeout_s: object) -> float:
-    """Return the time of a flush or a close, at most :data:`WAIT_MAX_S`.
-
-    Raises:
-        EngineProtocolError: it is no number of seconds. Without end is none: a tier may hang for ever.
-    """
-    if isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and -math.inf < timeout_s < math.inf:
-        return min(timeout_s, WAIT_MAX_S)
-    given = f"{call}: timeout_s = {timeout_s!r:.80}"
-    raise EngineProtocolError(f"{given}: give a finite number of seconds, such as 3600; a tier may hang for ever")
-
-
 def check_scope(scope: object) -> None:
     """Refuse a scope of a reset that there is not: a misspelt one would empty the host tier alone.
 
@@ -316,4 +301,4 @@ def check_scope(scope: object) -> None:
         EngineProtocolError: it is neither "host" nor "all".
     """
     if scope not in get_args(ResetScope):
-        raise EngineProtocolError(f"reset_cache: scope = {scope!r}: give 'host', or 'all' for every tier")
+        raise wrong_value("reset_cache", "scope", scope, "give 'host', or 'all' for every tier")

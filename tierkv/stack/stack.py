@@ -11,6 +11,7 @@ from typing import Self
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
 from tierkv.metrics.stack_stats import StackStats
+from tierkv.scheduler.requests import rules
 from tierkv.scheduler.requests.record import keys_of
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack.core import StackCore, check_scope
@@ -34,7 +35,7 @@ class Stack:
     """An open stack. Scheduler calls belong to the engine's scheduler thread, each worker to that worker's thread.
 
     None of the calls of a step waits for a tier, and none raises because of one: a broken tier is a miss, and counted.
-    EngineProtocolError means that the engine called out of order.
+    EngineProtocolError means that the engine called out of order, or gave a foreign value: it names value and rule.
     """
 
     advance: Callable[[str, int, int], bool]
@@ -213,14 +214,15 @@ class Stack:
 
         Returns:
             Requests whose load or last store has ended, and blocks without valid data.
+
+        Raises:
+            EngineProtocolError: it is no report of a worker, or names more workers than there are. Nothing has changed.
         """
         reported = output
-        try:
-            transfers = output.transfers
-        except AttributeError as error:
-            raise EngineProtocolError(f"update_connector_output: {output!r:.80} is no report of a worker") from error
-        if transfers:
-            self._stats.transferred(transfers)
+        if output.__class__ is not WorkerOutput or output.finished != {} or output.transfers:  # most steps have none
+            rules.check_report(output)
+        if output.transfers:
+            self._stats.transferred(output.transfers)
         if self._rank_reports is not None and not output.is_empty:
             output = self._rank_reports.merge_output(output)
         rests = self._core.rests.left > 0
@@ -228,7 +230,7 @@ class Stack:
             self._core.update_time()
         report = self._scheduler.update_connector_output(output, holds_stores=rests)
         if self._pending_report is not None:
-            report, self._pending_report = _joined(self._pending_report, report), None
+            report, self._pending_report = self._pending_report.joined(report), None
         if not (output.is_empty or rests):
             self._core.submit_ops()
         if self._is_recorded:
@@ -242,8 +244,8 @@ class Stack:
             (False, None): its blocks may be reused at once. (True, None), only for engines with
             ``delays_free_blocks``: its blocks may be reused when a :class:`LoadReport` names the request.
         """
-        self._stats.finished(request.request_id, self._clock())
         result = self._scheduler.request_finished(request, block_ids)
+        self._stats.finished(request.request_id, self._clock())
         if self._is_recorded:
             account, generated = (
                 self.request_account(request.request_id),
@@ -258,6 +260,7 @@ class Stack:
         Nothing more is looked up or stored for it. Entries of later steps may name it: the blocks that they give to it
         count as written, so transfers that use them are flushed.
         """
+        rules.check_id("drop_request", request_id)
         self._stats.finished(request_id, self._clock())
         self._scheduler.drop_request(request_id)
         if self._is_recorded:
@@ -268,6 +271,7 @@ class Stack:
 
         The account of an ended request is kept until some thousands more have ended. None: unknown, or no longer kept.
         """
+        rules.check_id("request_account", request_id)
         return self._scheduler.request_account(request_id)
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
@@ -299,6 +303,7 @@ class Stack:
         Raises:
             EngineProtocolError: a tier is read-only. Nothing has changed.
         """
+        rules.check_hashes_now("forget", request)
         keys, count = keys_of(request, self.geometry)
         self._forgetting.forget(keys, count)
         return count
@@ -388,12 +393,3 @@ class Stack:
     ) -> None:
         """Close it."""
         self.close()
-
-
-def _joined(first: LoadReport, later: LoadReport) -> LoadReport:
-    """Join two reports."""
-    return LoadReport(
-        first.finished | later.finished,
-        first.invalid_block_ids | later.invalid_block_ids,
-        first.finished_sending | later.finished_sending,
-    )

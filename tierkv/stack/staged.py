@@ -10,17 +10,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext, ResetScope
 from tierkv.metrics.stack_stats import StackStats
+from tierkv.scheduler.requests import rules
 from tierkv.scheduler.requests.hint_reader import HintReader
+from tierkv.scheduler.staged.key_groups import KeyGroups
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
-from tierkv.stack.core import StackCore, bounded_seconds, check_scope
+from tierkv.stack.core import StackCore, check_scope
 from tierkv.stack.journal import NoJournal
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
@@ -30,10 +31,11 @@ from tierkv.stack.views.tiers import StackTiers
 from tierkv.stack.wiring import StackWiring
 from tierkv.types.cache_events import HOST
 from tierkv.types.geometry import Geometry
-from tierkv.types.keys import GROUP_BYTES, Key
+from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.namespace import Namespace
-from tierkv.types.transfers import SlotRef, StagedTransfer
+from tierkv.types.transfers import SlotRef, StagedStore, StagedTransfer
+from tierkv.types.waits import bounded_seconds
 from tierkv.worker.completion_flags import CompletionFlags
 from tierkv.worker.staged_seals import StagedSeals
 
@@ -41,20 +43,11 @@ DESCRIBED = ("tiers", "blocks_per_chunk", "host_slots", "host_slot_bytes")
 """Names of the facts that :meth:`StagedStack.describe` returns."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedStore:
-    """An accepted store. Without keys there is nothing to copy."""
-
-    transfer: StagedTransfer
-    """Instructions to the workers."""
-    evicted: tuple[Key, ...]
-    """Chunks evicted from the host tier to make room."""
-
-
 class StagedStack:
     """An open stack. All calls belong to the engine's scheduler thread; workers are opened with ``open_worker``.
 
-    A step begins with its first lookup and ends with :meth:`end_step`. Keys end with the number of their group.
+    A step begins with its first lookup and ends with :meth:`end_step`. Keys end with the number of their group. A call
+    with a foreign value raises EngineProtocolError, which names value and rule; nothing has changed then.
     """
 
     namespace: Namespace
@@ -112,7 +105,8 @@ class StagedStack:
         self._seals = seals
         self._hints = hints
         self._begin_step = core.begin_step
-        self._groups = {number.to_bytes(GROUP_BYTES, "big"): i for i, number in enumerate(group_ids)}
+        self._groups = KeyGroups(group_ids)
+        self._group_of = self._groups.group_of
         self._sources: dict[str, dict[Key, str]] = {}  # per request: the tiers of its last load's chunks from below
 
     def worker_setup(self, rank: int) -> WorkerSetup:
@@ -135,6 +129,7 @@ class StagedStack:
             params: parameters of the engine's user, including hints.
             load_tiers: names of tiers that may serve a hit; None: all. Hints may allow fewer.
         """
+        rules.check_id("on_new_request", request_id)
         hints = self._hints.read_hints(request_id, params)
         if load_tiers is not None:
             allowed = load_tiers if hints.load_tiers is None else hints.load_tiers & load_tiers
@@ -150,8 +145,11 @@ class StagedStack:
             end_token: tokens of the prompt up to the end of the chunk.
 
         Raises:
-            EngineProtocolError: the key has an empty hash, or belongs to no group of the engine.
+            EngineProtocolError: the key has an empty hash, or belongs to no group of the engine; or the id is no text,
+                or the token no number.
         """
+        if request_id.__class__ is not str or end_token.__class__ is not int:  # usual, and without a call per chunk
+            rules.check_question("lookup", request_id, end_token)
         if not self._core.in_step:  # saves a call per chunk
             self._begin_step()
         return self._lookups.lookup(request_id, key, self._group_of(key), end_token)
@@ -166,11 +164,14 @@ class StagedStack:
         Returns:
             HIT or MISS; PENDING while its host slot is being filled; RETRY while a shared tier is asked.
         """
+        rules.check_id("locate", request_id)
+        self._group_of(key)
         self._begin_step()
         return self._manager.lookup(key, self._lookups.request_context(request_id))
 
     def request_finished(self, request_id: str) -> None:
         """End a request, for any reason. Its transfers may continue."""
+        rules.check_id("request_finished", request_id)
         self._lookups.finish_request(request_id)
         self._sources.pop(request_id, None)
 
@@ -181,20 +182,14 @@ class StagedStack:
             started: requests that were scheduled for the first time.
             preempted: requests that have lost their blocks.
         """
-        core, changed = self._core, (*started, *preempted)
+        core = self._core
+        changed = rules.checked_ids("end_step", started, preempted)
         if core.in_step or changed or not core.rests.take_step():
             self._begin_step()
         for request_id in changed:
             self._lookups.close_lookup(request_id)
         self._lookups.end_step()
         core.end_step(decodes=not changed)
-
-    def _group_of(self, key: Key) -> int:
-        groups, suffix = self._groups, key[-GROUP_BYTES:]
-        if suffix not in groups or key in groups:  # the latter: nothing is before the number of the group
-            why = "has an empty hash, or belongs to no group of this engine"
-            raise EngineProtocolError(f"chunk {key.hex()} {why}", key=key)
-        return groups[suffix]
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
@@ -204,11 +199,12 @@ class StagedStack:
         Raises:
             EngineProtocolError: one of the chunks was not a HIT; nothing has changed.
         """
+        rules.check_id("prepare_load", request_id)
+        ordered = rules.checked_keys("prepare_load", keys)
         self._begin_step()
-        ordered = tuple(keys)
         grant = self._manager.prepare_load(ordered, self._lookups.request_context(request_id))
         self._lookups.close_lookup(request_id)
-        groups = tuple([self._groups[key[-GROUP_BYTES:]] for key in ordered])
+        groups = tuple(map(self._group_of, ordered))
         self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
@@ -224,11 +220,13 @@ class StagedStack:
 
     def load_source(self, request_id: str, key: Key) -> str:
         """Return the name of the tier that served a chunk of the request's last load."""
+        rules.check_id("load_source", request_id)
         return self._sources[request_id].get(key, HOST) if request_id in self._sources else HOST
 
     def complete_load(self, request_id: str, keys: Collection[Key]) -> bool:
         """End the request's load after all workers did; whether all completed it. Ignores one from before a reset."""
-        job, is_complete = self._jobs.end_load(request_id, keys)
+        rules.check_id("complete_load", request_id)
+        job, is_complete = self._jobs.end_load(request_id, rules.checked_keys("complete_load", keys))
         if job is not None:
             self._core.update_time()
             self._manager.complete_load(job.slots)
@@ -246,12 +244,13 @@ class StagedStack:
         Returns:
             The store, perhaps without chunks; None: there is no room now.
         """
+        rules.check_id("prepare_store", request_id)
+        group_of = self._groups.groups_of("prepare_store", chunks)
         ctx = self._lookups.request_context(request_id)
         most = ctx.hints.max_offload_tokens
         offered = [chunk for chunk in chunks if most is None or chunk[1] <= most] if ctx.hints.stores else []
         if not offered:
             return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
-        group_of = {key: self._group_of(key) for key, _ in offered}
         self._core.update_time()
         if not self._core.rests.left:
             self._take_ended_stores()
@@ -281,7 +280,7 @@ class StagedStack:
         The next step or store takes them in, all together. Then chunks that fail verification are dropped and counted.
         Stores from before a reset are ignored.
         """
-        self._jobs.note_ended(keys, success=success)
+        self._jobs.note_ended(rules.checked_keys("complete_store", keys), success=success)
 
     def _take_ended_stores(self) -> None:
         """Make the chunks of ended stores readable."""
@@ -300,7 +299,7 @@ class StagedStack:
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Mark chunks as recently used in the host tier's policy."""
-        self._manager.touch(keys)
+        self._manager.touch(rules.checked_keys("touch", keys))
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@
 - Answers: result of a lookup (:mod:`~tierkv.types.lookup`), account of a request (:mod:`~tierkv.types.account`), cache
   events (:mod:`~tierkv.types.cache_events`), described events (:mod:`~tierkv.types.block_events`), observations for
   policies (:mod:`~tierkv.types.observation`).
-- Sizes in bytes for a reader (:mod:`~tierkv.types.sizes`).
+- Sizes in bytes for a reader (:mod:`~tierkv.types.sizes`), and the time of a wait (:mod:`~tierkv.types.waits`).
 - The table-driven :mod:`~tierkv.types.state_machine` of chunks, requests and streams.
 
 Invariants:

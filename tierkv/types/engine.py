@@ -253,3 +253,11 @@ class LoadReport:
     def finished_recving(self) -> frozenset[str]:
         """``finished``, under its name in engines that count by request ids."""
         return self.finished
+
+    def joined(self, later: LoadReport) -> LoadReport:
+        """Return one report with the results of both."""
+        return LoadReport(
+            self.finished | later.finished,
+            self.invalid_block_ids | later.invalid_block_ids,
+            self.finished_sending | later.finished_sending,
+        )

@@ -75,6 +75,16 @@ class StagedTransfer:
     """Host slot of each chunk."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedStore:
+    """An accepted store. Without keys there is nothing to copy."""
+
+    transfer: StagedTransfer
+    """Instructions to the workers."""
+    evicted: tuple[Key, ...]
+    """Chunks evicted from the host tier to make room."""
+
+
 class ChunksInBlocks(Protocol):
     """Chunks and their GPU blocks, with fields as in :class:`TransferJob`."""
 

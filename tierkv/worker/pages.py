@@ -171,6 +171,8 @@ def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
             f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}"
         )
     for group, tensors in zip(geometry.groups, caches, strict=True):
+        if not hasattr(tensors, "__len__"):
+            raise EngineProtocolError(f"group {group.index}: caches = {tensors!r:.80}: give the list of its tensors")
         if len(tensors) != len(group.page_bytes):
             raise EngineProtocolError(
                 f"group {group.index}: {len(tensors)} tensors were registered, the spec has {len(group.page_bytes)}"

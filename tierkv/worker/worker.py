@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from tierkv.errors import EngineProtocolError
+from tierkv.errors import EngineProtocolError, wrong_value
 from tierkv.frames.sealer import FrameSealer
 from tierkv.logs.stack_log import StackLog
 from tierkv.memory.arena import HostArena
@@ -28,6 +28,7 @@ from tierkv.metrics.transfer_stats import LOAD, STORE, TransferStats
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+from tierkv.types.waits import bounded_seconds
 from tierkv.worker.host_copies import HostCopies
 from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.rank_slice import RankSlice
@@ -223,8 +224,15 @@ class Worker:
         )
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Wait until jobs have ended. Queued ones are submitted first; unknown and ended ids are ignored (S112)."""
-        waited = list(job_ids)
+        """Wait until jobs have ended. Queued ones are submitted first; unknown and ended ids are ignored (S112).
+
+        Raises:
+            EngineProtocolError: they are no ids of jobs.
+        """
+        try:
+            waited = list(dict.fromkeys(job_ids))
+        except TypeError as error:
+            raise wrong_value("wait", "job_ids", job_ids, "give the ids of jobs") from error
         for job_id in waited:
             if job_id in self._queued:
                 self._start(self._queued.pop(job_id))
@@ -241,10 +249,15 @@ class Worker:
 
         Returns:
             Whether all jobs have ended.
+
+        Raises:
+            EngineProtocolError: no KV tensors are registered for a queued job, or ``timeout_s`` is no number of
+                seconds; nothing was submitted.
         """
         if timeout_s is None:
             self.wait([*self._queued, *self._running])
             return True
+        timeout_s = bounded_seconds("drain", timeout_s)
         for job in self._queued.values():
             self._start(job)
         self._queued.clear()
@@ -266,7 +279,11 @@ class Worker:
 
         Returns:
             Whether all copies have ended.
+
+        Raises:
+            EngineProtocolError: ``timeout_s`` is no number of seconds; nothing was dropped.
         """
+        timeout_s = bounded_seconds("shutdown", timeout_s)
         self._queued.clear()
         if not self.drain(timeout_s):
             _log.error(

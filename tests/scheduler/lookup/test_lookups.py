@@ -381,7 +381,8 @@ def test_the_budget_of_a_step_pays_for_the_keys_of_a_question(monkeypatch: pytes
         core.begin()
         for request in (first, second):
             answers[request.request_id] = core.ask(request)
-        made.append(tuple(sum(len(group.keys) for group in core.scheduler._record(r).groups) for r in (first, second)))
+        records = [core.scheduler._record("record", request) for request in (first, second)]
+        made.append(tuple(sum(len(group.keys) for group in record.groups) for record in records))
     assert 0 < made[0][0] < 800
     assert made[0][1] == 0
     assert max(after - before for each in zip(*made, strict=True) for before, after in pairwise((0, *each))) < 1024
@@ -397,6 +398,6 @@ def test_requests_that_arrive_together_get_their_keys_in_several_steps(monkeypat
     made = [0]
     for _ in range(40):
         core.begin()
-        made.append(sum(len(core.scheduler._record(request).groups[0].keys) for request in requests))
+        made.append(sum(len(core.scheduler._record("record", request).groups[0].keys) for request in requests))
     assert max(after - before for before, after in pairwise(made)) <= 8 * core.manager.budget.keys_max
     assert made[-1] > made[1]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
-from tierkv.errors import EngineProtocolError
+from tierkv.errors import EngineProtocolError, wrong_value
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.engine import BlockTables, Request
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import NO_REQUEST
+from tierkv.types.keys import GROUP_BYTES, Key
+from tierkv.types.transfers import NO_REQUEST, WorkerOutput
 
 
 def refused(request_id: str, why: str) -> EngineProtocolError:
@@ -89,7 +92,106 @@ def _find_fault(request_id: str, hashes: Sequence[object], first: int) -> None:
         seen[one] = i
 
 
-def check_new_request(request: Request) -> None:
+def no_request(call: str, given: object) -> EngineProtocolError:
+    """Error of a call about a foreign object, or about a request whose id is none."""
+    if hasattr(given, "request_id"):
+        return wrong_value(call, "request.request_id", given.request_id, "give a text")
+    return wrong_value(call, "request", given, "give a request, whose request_id is a text")
+
+
+def known(records: Mapping[str, RequestRecord], call: str, request: Request) -> RequestRecord | None:
+    """Return the record of a request, or None.
+
+    Raises:
+        EngineProtocolError: it is a foreign object, or its id is none.
+    """
+    try:
+        return records.get(request.request_id)
+    except (AttributeError, TypeError) as error:
+        raise no_request(call, request) from error
+
+
+def check_id(call: str, request_id: object) -> None:
+    """Check the id that a call is about.
+
+    Raises:
+        EngineProtocolError: it is no text.
+    """
+    if not isinstance(request_id, str):
+        raise wrong_value(call, "request_id", request_id, "give the id of a request, a text")
+
+
+def checked_ids(call: str, *given: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of requests in a call, joined.
+
+    Raises:
+        EngineProtocolError: one of them cannot be an id, or they are no collections.
+    """
+    try:
+        ids = tuple(chain.from_iterable(given))
+        hash(ids)
+    except TypeError as error:
+        raise wrong_value(call, "requests", given, "give collections of their ids") from error
+    return ids
+
+
+def check_question(call: str, request_id: object, end_token: object) -> None:
+    """Check a question about a chunk.
+
+    Raises:
+        EngineProtocolError: the id is no text, or the token no whole number.
+    """
+    check_id(call, request_id)
+    if not hasattr(end_token, "__index__"):
+        raise wrong_value(call, "end_token", end_token, "give the number of tokens up to the end of the chunk")
+
+
+def checked_keys(call: str, keys: Iterable[Key]) -> tuple[Key, ...]:
+    """Return the keys of a call.
+
+    Raises:
+        EngineProtocolError: they are no keys: bytes with a hash before the number of the group.
+    """
+    try:
+        given = tuple(keys)
+    except TypeError as error:
+        raise wrong_value(call, "keys", keys, "give the keys of chunks") from error
+    if given and (set(map(type, given)) != {bytes} or min(map(len, given)) <= GROUP_BYTES):
+        raise wrong_value(call, "keys", given, "give bytes: a hash, then the number of the group")
+    return given
+
+
+_REPORTS = {"finished": "__index__", "failed_keys": "__iter__", "parts": "items", "transfers": "__iter__"}
+"""Fields of a report, each with an attribute that its values have."""
+
+
+def check_report(output: WorkerOutput) -> None:
+    """Check the form of a report of workers, which may have come from another process.
+
+    Raises:
+        EngineProtocolError: it is none, or one of its fields is of a wrong form.
+    """
+    if not isinstance(output, WorkerOutput):
+        raise EngineProtocolError(f"update_connector_output: {output!r:.80} is no report of a worker")
+    for name, attribute in _REPORTS.items():
+        field = getattr(output, name)
+        if not hasattr(field, "items") or not all(hasattr(value, attribute) for _, value in field.items()):
+            raise wrong_value("update_connector_output", f"output.{name}", field, "give what get_finished returned")
+
+
+def check_hashes_now(call: str, request: Request) -> None:
+    """Check a request whose keys are made at once.
+
+    Raises:
+        EngineProtocolError: it breaks a rule of :func:`check_new_request`, or one of its hashes is empty or not bytes.
+    """
+    check_new_request(call, request)
+    hashes: Sequence[object] = request.block_hashes
+    if not set(map(type, hashes)) <= {bytes} or not all(hashes):
+        _find_fault(request.request_id, hashes, 0)
+
+
+def check_new_request(call: str, request: Request) -> None:
     """Check the id of a new request, its lengths, and whether it has hashes and parameters: all that is read later.
 
     Raises:
@@ -98,14 +200,17 @@ def check_new_request(request: Request) -> None:
     """
     request_id = getattr(request, "request_id", None)
     if not isinstance(request_id, str):
-        raise EngineProtocolError(f"the id of a request is {request_id!r:.80}: give a text")
+        raise no_request(call, request)
     if request_id == NO_REQUEST:
         raise EngineProtocolError("a request has an empty id: give each its own", request_id=NO_REQUEST)
     for name in ("num_tokens", "num_prompt_tokens"):
         if not hasattr(length := getattr(request, name, None), "__index__"):
             raise refused(request_id, f": {name} is {length!r:.80}: give a whole number")
-    if not hasattr(hashes := getattr(request, "block_hashes", None), "__len__"):
-        raise refused(request_id, f": block_hashes is {hashes!r:.80}: give a sequence of bytes")
+    hashes: Any = getattr(request, "block_hashes", None)
+    try:
+        len(hashes[:0])
+    except (TypeError, LookupError) as error:
+        raise refused(request_id, f": block_hashes is {hashes!r:.80}: give a sequence of bytes") from error
     if not hasattr(request, "kv_transfer_params"):
         raise refused(request_id, " has no kv_transfer_params: give the parameters of its user, or None")
 

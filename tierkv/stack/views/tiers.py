@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.errors import EngineProtocolError
+from tierkv.errors import wrong_value
 from tierkv.manager.manager import OffloadManager
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.watched import TierCondition, TierContent, TierLoad
 from tierkv.policies.quotas import usage_by_tier
-from tierkv.stack.core import bounded_seconds
 from tierkv.stack.tier_lifecycle import TierChange, TierChanges
+from tierkv.types.waits import bounded_seconds
 
 _T = TypeVar("_T")
 
@@ -63,7 +63,7 @@ class StackTiers:
                 has changed.
         """
         if not isinstance(name, str):
-            raise EngineProtocolError(f"detach: name = {name!r:.80}: give the name of a lower tier")
+            raise wrong_value("detach", "name", name, "give the name of a lower tier")
         return self._changes.detach(name, bounded_seconds("detach", timeout_s))
 
     def detach_not_ours(self) -> tuple[str, ...]:

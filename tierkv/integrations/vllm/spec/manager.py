@@ -30,10 +30,10 @@ from tierkv.integrations.vllm.spec.shape import config_labels
 from tierkv.manager.contract import ResetScope
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG
 from tierkv.stack.remote_worker import WorkerSetup
-from tierkv.stack.staged import StagedStack, StagedStore
+from tierkv.stack.staged import StagedStack
 from tierkv.types import lookup as ours
 from tierkv.types.cache_events import HOST
-from tierkv.types.transfers import StagedTransfer
+from tierkv.types.transfers import StagedStore, StagedTransfer
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
