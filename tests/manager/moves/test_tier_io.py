@@ -637,7 +637,7 @@ def test_content_that_is_listed_late_is_found_and_reported() -> None:
 
 @pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.NO_SPACE])
 def test_a_full_tier_that_cannot_evict_is_read_as_before(kind: OutcomeKind) -> None:
-    """A disk at its capacity turned read-only. Each store evicted further chunks without effect, and each of them counted as
+    """A disk at its capacity turned read-only. Each store evicted further chunks without effect, and they counted as
     absent for five seconds: within a second the tier had no hits, for as long as the disk was read-only."""
     core = make_core(tiers=[disk(frames=20)])
     kept = run(0, 20)
