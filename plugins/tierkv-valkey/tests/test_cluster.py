@@ -22,6 +22,9 @@ from tierkv.testing.engines.small_stack import TESTED, SmallStack
 from tierkv.types.keys import Key
 from tierkv_valkey import ValkeyOptions
 
+RIGHTS = {"rights": ("-exists", "-get", "-set", "-unlink"), "reads": ("-get",)}
+"""Changes of a user's rights."""
+
 
 @pytest.fixture
 def tier(cluster: ValkeyCluster) -> Iterator[Session]:
@@ -89,9 +92,10 @@ def test_a_stack_stores_on_living_nodes_for_as_long_as_one_is_dead(cluster: Valk
         assert sum(node.ask("DBSIZE") for node in living) > before
 
 
-@pytest.mark.parametrize("kind", ["password", "rights", "script"])
+@pytest.mark.parametrize("kind", ["password", *RIGHTS, "script"])
 def test_a_node_that_refuses_costs_its_own_keys_alone(cluster: ValkeyCluster, tmp_path: Path, kind: str) -> None:
-    """One node was replaced and lacks the user, or runs a long script: the chunks of the others stay hits."""
+    """One node was replaced and lacks the user, or some of its rights, or runs a long script: the chunks of the others
+    stay hits."""
     options = ValkeyOptions(url=cluster.url, mode="cluster", timeout_s=0.5)
     prompts = [Prompt(number, 1) for number in range(24)]
     node = cluster.nodes[1]
@@ -120,8 +124,8 @@ def refusing(node: ValkeyServer, kind: str) -> Iterator[None]:
         yield
         node.ask("CONFIG", "SET", "requirepass", "")
         node.password = None
-    elif kind == "rights":
-        node.ask("ACL", "SETUSER", "default", "-exists", "-get", "-set", "-unlink")
+    elif kind in RIGHTS:
+        node.ask("ACL", "SETUSER", "default", *RIGHTS[kind])
         yield
         node.ask("ACL", "SETUSER", "default", "allcommands")
     else:

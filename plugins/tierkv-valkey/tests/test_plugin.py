@@ -263,7 +263,7 @@ def test_a_node_rests_longer_each_time_and_one_caller_tries() -> None:
         assert len(asked) == before + 1
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
     assert max(pauses) == REST_S_MAX
-    node.answered()
+    node.answered(b"GET")
     node.take_wire()
     node.take_wire()
 

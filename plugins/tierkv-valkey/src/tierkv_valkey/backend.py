@@ -158,7 +158,7 @@ class ValkeyBackend:
         def error_of(index: int, error: Exception, node: Node | None) -> TierKVError:
             place = "" if node is None else f" at {node}"
             what = f"cannot {verb} {names[index].decode()}{place}"
-            is_of_part = node is not None and self._directory.others_serve(node)
+            is_of_part = node is not None and self._directory.others_serve(node, bytes(wanted[index].words[0]))
             return Failure.of(error).to_error(what, tier=self._tier, key=keys[index], is_of_part=is_of_part)
 
         return Exchange(self._directory, names, wanted, take, error_of).run(self._timeout_s)

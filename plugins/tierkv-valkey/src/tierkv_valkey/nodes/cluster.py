@@ -98,13 +98,13 @@ class Cluster:
         if self.others_serve(node):
             node.note_away()
 
-    def others_serve(self, node: Node) -> bool:
+    def others_serve(self, node: Node, command: bytes = b"") -> bool:
         """Whether another owner of slots serves: it has answered since this one began to fail, and does not fail."""
-        since_s = node.failing_since_s
+        since_s = node.does_not_serve_since(command)
         if since_s is None:
             return False
         others = (other for other in self._serving if other is not node)
-        return any(other.failing_since_s is None and other.answered_s > since_s for other in others)
+        return any(other.does_not_serve_since(command) is None and other.answered_s > since_s for other in others)
 
     def nodes(self) -> Sequence[Node]:
         """All owners of slots."""

@@ -27,8 +27,8 @@ class Directory(Protocol):
     def note_failure(self, node: Node, /) -> None:
         """Note that a node failed, so that the next call looks for its successor."""
 
-    def others_serve(self, node: Node, /) -> bool:
-        """Whether other nodes with data have answered since this one began to fail."""
+    def others_serve(self, node: Node, command: bytes = b"", /) -> bool:
+        """Whether other nodes with data serve, and have answered since this one began to fail, or refuse the command."""
 
     def nodes(self) -> Sequence[Node]:
         """All nodes that have data."""
@@ -54,7 +54,7 @@ class SingleServer:
     def note_failure(self, _node: Node) -> None:
         """Do nothing: there is no other server."""
 
-    def others_serve(self, _node: Node) -> bool:
+    def others_serve(self, _node: Node, _command: bytes = b"") -> bool:
         """Return False: there is no other server."""
         return False
 

@@ -67,7 +67,7 @@ class Node:
         """Time of the latest reply."""
         self.failing_since_s: float | None = None
         """Time of the first failed call since the latest reply; None: the latest call was answered."""
-
+        self._refused_since_s: dict[bytes, float] = {}  # by command
         self._is_away = False
         self._away_s = -math.inf
 
@@ -104,8 +104,13 @@ class Node:
                 return
         wire.close()
 
-    def answered(self) -> None:
-        """End the rest: the node has answered."""
+    def does_not_serve_since(self, command: bytes) -> float | None:
+        """Time since which the node answers nothing, or refuses this command whatever its key; None: it serves it."""
+        return self._refused_since_s.get(command) if self.failing_since_s is None else self.failing_since_s
+
+    def answered(self, command: bytes) -> None:
+        """End the rest: the node has answered this command."""
+        self._refused_since_s.pop(command, None)
         now_s, since_s = self._clock(), self.failing_since_s
         self.answered_s, self.failing_since_s = now_s, None
         if self._is_away and since_s is not None:
@@ -116,9 +121,13 @@ class Node:
                 self._late, self._rests_until_s = 0, 0.0
 
     def failed(self) -> None:
-        """Note that a call was not answered, or refused whatever its key."""
+        """Note that a call was not answered."""
         if self.failing_since_s is None:
             self.failing_since_s = self._clock()
+
+    def refused(self, command: bytes) -> None:
+        """Note that the node refuses this command, whatever its key: the user lacks the right. It may serve others."""
+        self._refused_since_s.setdefault(command, self._clock())
 
     def note_away(self) -> None:
         """Log that the node is away, while others serve: once, and not again within :data:`AWAY_LINES_S`."""

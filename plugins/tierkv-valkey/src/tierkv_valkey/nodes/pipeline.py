@@ -102,10 +102,11 @@ class Pipeline:
                 reply = reader.read(self._requests[done].target)
                 if isinstance(reply, exceptions.ConnectionError):  # it loads, runs a script, or wants a password
                     raise reply
+                command = bytes(self._requests[done].words[0])
                 if isinstance(reply, exceptions.NoPermissionError):
-                    self.node.failed()
+                    self.node.refused(command)
                 else:
-                    self.node.answered()
+                    self.node.answered(command)
                 take(done, reply)
                 done += 1
             self._is_whole = reader.is_empty

@@ -81,7 +81,7 @@ class SentinelService:
         """Ask the sentinels before the next call: another server may be the primary."""
         self._is_stale = True
 
-    def others_serve(self, _node: Node) -> bool:
+    def others_serve(self, _node: Node, _command: bytes = b"") -> bool:
         """Return False: one server has all chunks."""
         return False
 
