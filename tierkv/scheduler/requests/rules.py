@@ -161,8 +161,8 @@ def checked_keys(call: str, keys: Iterable[Key]) -> tuple[Key, ...]:
     return given
 
 
-_REPORTS = {"finished": "__index__", "failed_keys": "__iter__", "parts": "items", "transfers": "__iter__"}
-"""Fields of a report, each with an attribute that its values have."""
+_FORMS = ("__index__", "__iter__", "items", "__iter__")
+"""An attribute of the values in each field of a report, in order."""
 
 
 def check_report(output: WorkerOutput) -> None:
@@ -173,10 +173,22 @@ def check_report(output: WorkerOutput) -> None:
     """
     if not isinstance(output, WorkerOutput):
         raise EngineProtocolError(f"update_connector_output: {output!r:.80} is no report of a worker")
-    for name, attribute in _REPORTS.items():
-        field = getattr(output, name)
-        if not hasattr(field, "items") or not all(hasattr(value, attribute) for _, value in field.items()):
-            raise wrong_value("update_connector_output", f"output.{name}", field, "give what get_finished returned")
+    fields = (output.finished, output.failed_keys, output.parts, output.transfers)
+    for attribute, field in zip(_FORMS, fields, strict=True):
+        if field != {} and not _has_form(field, attribute):
+            raise wrong_value(
+                "update_connector_output", "field of the report", field, "give what get_finished returned"
+            )
+
+
+def _has_form(field: Any, attribute: str) -> bool:  # noqa: ANN401 - it may be anything
+    """Whether a field is a mapping, and its values have an attribute. Without a call where none is needed."""
+    if field.__class__ is not dict and not hasattr(field, "values"):
+        return False
+    for value in field.values():  # noqa: SIM110 - for each report: all() makes a generator
+        if not hasattr(value, attribute):
+            return False
+    return True
 
 
 def check_hashes_now(call: str, request: Request) -> None:
