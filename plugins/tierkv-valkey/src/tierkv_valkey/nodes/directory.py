@@ -28,7 +28,7 @@ class Directory(Protocol):
         """Note that a node failed, so that the next call looks for its successor."""
 
     def others_serve(self, node: Node, command: bytes = b"", /) -> bool:
-        """Whether other nodes with data serve, and have answered since this one began to fail, or refuse the command."""
+        """Whether other nodes with data serve, and have answered since this one began to fail or to refuse."""
 
     def nodes(self) -> Sequence[Node]:
         """All nodes that have data."""
