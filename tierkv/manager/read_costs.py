@@ -58,22 +58,16 @@ class ReadCosts:
 
     def source_of(self, key: Key, ctx: RequestContext) -> int | None:
         """Number of the lower tier that a chunk would be, or is being, read from; None if no read is needed."""
-        readable = self._host.slots.is_readable(key)
-        if readable is None:
-            source = self._tier_io.source_of(key, ctx.hints.load_tiers, since=ctx.asked_s)
-            return None if source is None else source.index
-        origin = HOST if readable else self._host.slots.origin_of(key)
-        tier = self._tiers.get(origin)
-        return None if tier is None else tier.index
+        return self.sources_of((key,), ctx)[0]
 
     def sources_of(self, keys: Sequence[Key], ctx: RequestContext) -> list[int | None]:
         """Numbers as of :meth:`source_of`, for many chunks at once."""
-        tiers = self._tier_io.sources_of(keys, ctx.hints.load_tiers, since=ctx.asked_s)
-        slots = self._host.slots.find_all(keys)
-        return [
-            (None if tier is None else tier.index) if slot is None else self.source_of(key, ctx)
-            for key, slot, tier in zip(keys, slots, tiers, strict=True)
-        ]
+        slots, source = self._host.slots.find_all(keys), self._host.slots.fills.source
+        below = [key for key, slot in zip(keys, slots, strict=True) if slot is None]
+        tiers = iter(self._tier_io.sources_of(below, ctx.hints.load_tiers, since=ctx.asked_s))
+        by_name = {tier.name: tier for tier in self._tiers}
+        found = [next(tiers) if slot is None else by_name.get(source(slot)) for slot in slots]
+        return [None if tier is None else tier.index for tier in found]
 
     def context_without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
         """Context of the same request that may not load from ``tiers``."""

@@ -577,6 +577,34 @@ def test_the_reads_of_a_long_prompt_are_compared_piece_by_piece(monkeypatch: pyt
     assert core.record(request).lookup.hit_tokens == 999 * 4
 
 
+def test_a_long_prompt_that_changes_its_tier_with_every_chunk_is_looked_up_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """8,000 chunks, by turns in two tiers: the reads still have all of them, half from each tier."""
+    core = core_of(disk(), disk(name="other"))
+    teach(core, FAST_S / 1000, tier=0)
+    teach(core, FAST_S / 1000, tier=1)
+    request = core.arrive(32_000)
+    keys = core.truth.keys(request)
+    for tier in range(2):
+        core.keep_below([key for key in keys if key[0] % 2 == tier], tier)
+    looked_up: list[int] = []
+    sources_of = core.manager.read_costs.sources_of
+
+    def sources(keys: Sequence[Key], ctx: RequestContext) -> list[int | None]:
+        looked_up.append(len(keys))
+        return sources_of(keys, ctx)
+
+    monkeypatch.setattr(core.manager.read_costs, "sources_of", sources)
+    choice = LoadOrRecompute(core.manager, core.geometry, SchedulerLimits(), core.counters, core.scheduler._prefill)
+    core.ask(request)
+    looked_up.clear()
+    reads = choice._pending_reads(core.record(request), 0, 32_000)
+    assert sum(looked_up) < len(keys) / 4
+    assert sum([read.num_chunks for read in reads]) == 8000
+    assert 3600 < sum([read.num_chunks for read in reads if read.tier == 0]) < 4400
+
+
 @pytest.mark.parametrize("tiers", [1, 2])
 def test_all_groups_share_the_pieces(tiers: int) -> None:
     """Six groups once had as many pieces each, and the first answer about a long prompt took 6 ms for that."""

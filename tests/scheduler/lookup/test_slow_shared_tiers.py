@@ -208,7 +208,8 @@ def test_damaged_chunks_do_not_have_a_whole_prompt_asked_for_again_and_again() -
     """Answers expire while windows are read, and one after the other is damaged: chunks are asked about twice."""
     damaged = 12
     tier = objects(probe_keys_max=32)
-    core = core_of(TierSpec(tier.name, tier.capabilities, replace(tier.limits, presence_ttl_s=0.1)), rate=None, groups=[window(8)])
+    tier = replace(tier, limits=replace(tier.limits, presence_ttl_s=0.1))
+    core = core_of(tier, rate=None, groups=[window(8)])
     request = prompt(core, 1)
     waiting: list[TierOp] = []
     asked = 0

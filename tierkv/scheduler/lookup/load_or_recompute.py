@@ -6,8 +6,8 @@ result is never longer than the hit, and always a hit that the search found.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from tierkv.manager.contract import RequestContext
@@ -42,6 +42,9 @@ PIECES_MAX = 256
 A piece has as many chunks in every group, so there may be one more per group. A cut is made where such a read starts.
 So of more chunks than this, a cut is at most one piece from the best one.
 """
+
+LOOKED_UP_MAX = 1024
+"""Chunks of a group that are looked up in pieces of several tiers. Of more than these, each counts as some."""
 
 
 class Search(Protocol):
@@ -247,22 +250,28 @@ class LoadOrRecompute:
     def _pieces(self, keys: Sequence[Key], step: int, ctx: RequestContext) -> Iterator[tuple[int, int, int]]:
         """Index of the first chunk, tier and number of chunks of each read, of pieces of ``step`` chunks.
 
-        A piece that begins in the same tier as the next one is taken to be in that tier as a whole.
+        A piece that begins in the same tier as the next one is taken to be in that tier as a whole. The chunks of the
+        others are looked up: all, or some that count for those behind them too.
         """
         sources_of = self._manager.read_costs.sources_of
         begins = sources_of([*keys[::step], *keys[-1:]], ctx)
-        for number, first in enumerate(range(0, len(keys), step)):
-            piece = keys[first : first + step]
-            alike = begins[number] == begins[number + 1] or len(piece) == 1
-            begin = begins[number]
-            if alike:
-                if begin is not None:
-                    yield first, begin, len(piece)
-                continue
-            sources = sources_of(piece, ctx)
-            for tier, count in Counter(sources).items():
+        stop, changes = len(keys), sum([begin != end for begin, end in pairwise(begins)])
+        apart = max(1, cdiv(step * changes, LOOKED_UP_MAX))
+        pieces = [
+            (begin, range(first, min(first + step, stop), apart if begin != end else step))
+            for first, (begin, end) in zip(range(0, stop, step), pairwise(begins), strict=True)
+        ]
+        found = iter(sources_of([keys[i] for _, piece in pieces if len(piece) > 1 for i in piece], ctx))
+        for begin, piece in pieces:
+            if len(piece) == 1:
+                places = {begin: [piece.start]}
+            else:
+                places = dict[int | None, list[int]]()
+                for i in piece:
+                    places.setdefault(next(found), []).append(i)
+            for tier, some in places.items():
                 if tier is not None:
-                    yield first + sources.index(tier), tier, count
+                    yield some[0], tier, sum([min(piece.step, piece.stop - i) for i in some])
 
     def _note_choice(self, record: RequestRecord, whole: list[PendingRead], used: list[PendingRead], end: int) -> None:
         """Note which tiers are used and which is left out; have that one measured again at times."""

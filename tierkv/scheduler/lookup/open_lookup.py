@@ -43,8 +43,8 @@ class OpenLookup:
     __slots__ = (
         "asked_tier_s", "began", "choice_version", "continued", "ends", "found_below", "gathered", "has_lost",
         "hit_tokens", "known", "last_asked_s", "late_s", "load_moved_s", "load_waited_s", "paused",
-        "previous_asked_s", "probing_s", "question", "reached", "searched_version", "seen", "shortened_question", "since_s", "tier_s", "turn",
-        "verifies", "wanted",
+        "previous_asked_s", "probing_s", "question", "reached", "searched_version", "seen", "shortened_question",
+        "since_s", "tier_s", "turn", "verifies", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
