@@ -222,13 +222,13 @@ class TierState:
             return ""  # known already, and no reason to stop reading
         if op.verb is Verb.DELETE:
             self.writes.deletion_ended(now_s, why)
-        if op.verb is Verb.DELETE and not self.writes.is_open:
-            return ""  # what cannot be written cannot be deleted either: each trial of a write is followed by deletions
         was_usable = self.breaker.usable
         # Silent: it took longer than a trial may, and the tier has answered nothing since it was submitted.
         silent_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
         is_long = ticket.deadline_reported or silent_s >= self.limits.trial_deadline_s
         is_silent = is_long and self.answered_s <= ticket.submitted_s
+        if op.verb is Verb.DELETE and not is_silent:
+            return ""  # what cannot be written cannot be deleted either, and no reason to stop reading
         self.breaker.failed(now_s, SILENT_FAILURES if is_silent else 1)
         if op.verb is Verb.READ and was_usable and op.keys:
             self.reads.failed(op.keys[-1], ticket.op.timeout_s)
