@@ -200,6 +200,41 @@ def test_descriptors_are_closed(open_disk: OpenDisk) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_a_manifest_that_cannot_be_read_now_is_not_damaged(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process without a free descriptor took it for damaged, and wrote its own in place of one of a newer format."""
+    open_disk().close()
+    manifest = directory / layout.NAMESPACE_NAME
+    manifest.write_text(newer := '{"program": "tierkv-disk", "format": 99}')
+
+    def without_descriptors(path: Path) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "read_text", without_descriptors)
+        with pytest.raises(OSError, match="Too many open files"):
+            open_disk()
+    with pytest.raises(NamespaceMismatchError, match="format 99"):
+        open_disk()
+    assert manifest.read_text() == newer
+
+
+def test_a_manifest_that_the_disk_does_not_read_is_called_so(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools said of a disk with a bad sector that the directory, with all its chunks, should be removed."""
+    open_disk().close()
+
+    def on_a_bad_sector(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(layout, "read_text", on_a_bad_sector)
+    with pytest.raises(layout.DamagedDocumentError) as error:
+        layout.read_document(directory / layout.NAMESPACE_NAME)
+    assert str(error.value).endswith("namespace.json cannot be read (Input/output error): check the disk")
+
+
 @pytest.mark.parametrize(
     "damage", [b"damaged", b"\xff\xfe", b"[" * 100_000, b'{"program": "tierkv-disk", "format": 2}', b""]
 )

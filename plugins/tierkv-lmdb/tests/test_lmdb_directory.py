@@ -20,6 +20,7 @@ from tierkv.abc import BackendPlugin
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.keys import Key
 from tierkv_lmdb import directory as layout
+from tierkv_lmdb import documents
 
 OWNER = """
 import sys, pathlib, time, lmdb_support
@@ -28,6 +29,24 @@ lmdb_support.put(backend, {lmdb_support.key(1): b"of the first owner"})
 print("ready", flush=True)
 time.sleep(600)
 """
+
+
+def test_a_marker_that_cannot_be_read_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without a free descriptor took it for damaged, and wrote its own in place of one of a newer format."""
+    open_at(tmp_path).close()
+    marker = tmp_path / layout.MARKER
+    marker.write_text(newer := json.dumps({**layout.FORMAT, "version": 99}))
+
+    def without_descriptors(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "read_short_file", without_descriptors)
+        with pytest.raises(OSError, match="Too many open files"):
+            open_at(tmp_path)
+    with pytest.raises(NamespaceMismatchError, match="99"):
+        open_at(tmp_path)
+    assert marker.read_text() == newer
 
 
 def test_error_of_a_second_process_names_the_pid_of_the_first(tmp_path: Path) -> None:

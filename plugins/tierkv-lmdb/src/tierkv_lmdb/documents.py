@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 from tierkv.abc.places import differs_in_one_byte, read_short_file
 
+_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""This process can open no file at present."""
+
 
 def read_json(path: Path) -> object:
-    """Content of a short JSON file; None if it is absent or damaged."""
+    """Content of a short JSON file; None if it is absent or damaged.
+
+    Raises:
+        OSError: this process has no descriptor or memory to read it. That says nothing about the file.
+    """
     try:
         return json.loads(read_short_file(path))
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        if error.errno in _NO_FILES:
+            raise
+        return None
+    except (ValueError, RecursionError):
         return None
 
 

@@ -38,6 +38,7 @@ from tierkv_disk.directory.files import (
     text_of,
 )
 from tierkv_disk.extents import PAGE_BYTES
+from tierkv_disk.failures import BAD_MEDIUM, NO_FILES
 
 logger = plugin_logger("tierkv_disk")
 PROGRAM = "tierkv-disk"
@@ -56,7 +57,7 @@ _OURS = re.compile(r"tierkv-disk\.json(\.damaged(-\d+)?)?|directory\.lock(\.dama
 
 
 class DamagedDocumentError(NamespaceMismatchError):
-    """The file cannot be parsed, or has fields that this program never writes."""
+    """The file cannot be read or parsed, or has fields that this program never writes."""
 
 
 class WrongNamespaceError(NamespaceMismatchError):
@@ -253,13 +254,20 @@ def read_document(path: Path) -> dict[str, object]:
     """Read a small JSON file of this program.
 
     Raises:
-        DamagedDocumentError: it is damaged or of another program.
+        DamagedDocumentError: it is damaged, absent or of another program, or the disk does not read it.
+        OSError: this process has no descriptor or memory to read it. That says nothing about the file.
     """
     try:
         document = json.loads(read_text(path))
     except NotOurFileError as error:
         raise DamagedDocumentError(f"{path} is not used, because {error.strerror}: remove it") from error
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        if error.errno in NO_FILES:
+            raise
+        if error.errno in BAD_MEDIUM:
+            raise DamagedDocumentError(f"{path} cannot be read ({error.strerror}): check the disk") from error
+        document = None
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise DamagedDocumentError(f"{path} is damaged or not from {PROGRAM}: repair it, or remove {path.parent}")
