@@ -23,6 +23,7 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], list[int]]] = {
     "llama4": (ROOMY, (200, 257, 333, 65, 100, 470), [192, 256, 320, 64, 96, 448]),
     "mamba2": (HYBRID, (900, 1200, 1500, 700), [896, 1184, 1488, 688]),
     "falcon": (HYBRID, (900, 1200, 1500, 700), [896, 1152, 1408, 640]),
+    "jamba": (HYBRID, (900, 1200, 1500, 700), [896, 1152, 1408, 640]),
 }
 """Arguments of vLLM, lengths of prompts, and how many of their tokens are found."""
 

@@ -2,7 +2,8 @@
 
 ``llama`` has one KV cache group. ``gemma`` mixes sliding windows with full attention, which makes three groups of it.
 ``gemma2`` has two groups, ``gemma3n`` layers that use the KV of others.
-``granite`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, and short convolutions.
+``granite``, ``jamba`` and ``lfm`` have layers that keep a state beside such with attention: Mamba 2, Mamba 1, and short
+convolutions.
 ``deepseek`` has latent attention, ``falcon`` attention and Mamba 2 in each layer, ``qwen3`` odd numbers of heads.
 ``drafter`` proposes tokens for ``llama``, ``eagle`` and ``eagle3`` for ``terse``, and ``mimo`` for itself (MTP).
 ``llama4`` has attention inside chunks of the context beside full attention, ``mamba2`` states and no attention at all,
@@ -36,6 +37,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    JambaConfig,
+    JambaForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Llama4ForCausalLM,
@@ -159,8 +162,18 @@ def granite() -> PreTrainedModel:
     return slow_to_forget(model)
 
 
+def jamba() -> PreTrainedModel:
+    """Four layers, every other one with full attention, the others with Mamba 1; they have two experts in turn."""
+    sizes = {name: size for name, size in COMMON.items() if name != "head_dim"}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+    places = {"attn_layer_period": 2, "attn_layer_offset": 1}
+    return slow_to_forget(
+        JambaForCausalLM(JambaConfig(num_hidden_layers=4, use_mamba_kernels=False, **experts, **places, **sizes))
+    )
+
+
 def slow_to_forget(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with heads of Mamba 2 that forget slowly."""
+    """The model with heads of Mamba that forget slowly."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.data.uniform_(0.01, 0.1).log_()
@@ -344,7 +357,7 @@ def tokenizer(last: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 def save_models(folder: Path) -> None:
     """Write a folder for each model."""
     plain = (llama, drafter, terse, gemma, gemma2, gemma3n, granite, lfm, deepseek, qwen3, falcon, mimo, phi)
-    for make in (*plain, mamba2, llama4, idefics):
+    for make in (*plain, mamba2, jamba, llama4, idefics):
         torch.manual_seed(SEED)
         place = folder / make.__name__
         make().save_pretrained(place)
