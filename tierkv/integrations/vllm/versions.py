@@ -17,6 +17,8 @@ results reported before ``wait_for_save``            stores begin with the next 
 hits capped by an auxiliary output connector         fewer tokens taken than answered, as after a preemption
 hashes that look ahead (``lookahead_token_ids``)     excluded with a KV connector by vLLM's configuration
 ``OffloadingEvent.metadata_only``                    not used: every announced chunk was stored
+loads that wait for steps in flight                  only with groups in host memory (HiSparse), which are refused
+the tail of a hit computed again (replay)            only with ``prefix_replay_tokens``, which are refused
 statistics carry ``info``                            vLLM's own class adds it; the connector has none
 gauges of ``OffloadingSpec`` are "most recent"       by vLLM's default; with the connector by ours, in both versions
 ===================================================  ==================================================================
