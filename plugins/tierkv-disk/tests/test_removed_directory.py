@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_support import OpenDisk, frames
+from disk_support import PAGE, OpenDisk, frames
 
 import tierkv_disk
 from tierkv.errors import BackendUnavailableError
 from tierkv.testing.conformance.session import Session
 from tierkv.testing.engines.hand_engine import Prompt
 from tierkv.testing.engines.small_stack import COOLDOWN_S, TESTED, SmallStack
-from tierkv.testing.frames import make_key
+from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk import DiskOptions
 from tierkv_disk.directory import watch
 
@@ -206,6 +206,34 @@ def test_no_file_is_left_in_a_directory_that_was_removed(
     (result,) = disk.write(frames(1, size=1 << 20))
     assert isinstance(result, BackendUnavailableError)
     assert list(place.iterdir()) == []
+
+
+def test_a_full_tier_in_its_place_is_written(open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another drive was mounted, full of chunks that the framework had not listed. It evicted none of them, so nothing
+    was written until a restart."""
+    monkeypatch.setattr(watch, "CHECK_S", 0.0)
+    other = open_disk(path=str(place.with_name("other")))
+    numbers = iter(range(10_000))
+    while other.write(frames(next(numbers)))[0] is None:
+        pass
+    stored = list(other.scan())
+    other.close()
+    disk = open_disk()
+    disk.put(frames(20_000))
+    monkeypatch.setattr(disk.backend, "_open", other.backend._open)  # as if that file system were mounted here
+    shutil.rmtree(place)
+    until(lambda: disk.write(frames(20_001))[0] is None, "the tier does not store again")
+    again = stored[-1]
+    disk.put({again: make_frame(again, 2, PAGE)})
+    disk.put(frames(*range(20_002, 20_030)))
+    found = disk.scan()
+    assert {*frames(*range(20_001, 20_030)), again} <= found.keys()
+    assert stored[-2] in found, "no more than needed are deleted, oldest first"
+    assert stored[0] not in found
+    for number in range(30_000, 30_000 + len(stored) - 30):
+        disk.put(frames(number))
+    assert again in disk.scan(), "a chunk that was written again is listed"
+    assert not disk.scan().keys() & {*stored[:-1]}
 
 
 def test_another_directory_in_its_place_is_left_alone(open_disk: OpenDisk, place: Path, directory: Path) -> None:
