@@ -44,7 +44,8 @@ VALID: Mapping[str, Any] = {
     "output": WorkerOutput({1: 1}), "rank": 0, "scope": "host", "timeout_s": 0.0,
     "queue": BlockPool(8), "max_batched_tokens": 64, "job_ids": [1], "meta": ConnectorMeta(), "caches": [], "job": None,
     "params": None, "load_tiers": None, "key": KEY, "keys": [KEY], "end_token": 16, "chunks": [(KEY, 16)],
-    "started": [LIVE], "preempted": [], "success": True, "table": {"backend": "disk"}, "before": None, "name": "disk",
+    "started": [LIVE], "preempted": [], "prompt_tokens": 0, "success": True, "table": {"backend": "disk"},
+    "before": None, "name": "disk",
 }  # fmt: skip
 """A value for each parameter, by its name."""
 

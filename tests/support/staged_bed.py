@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from core_parts import Core
 
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key, make_key
@@ -33,11 +34,15 @@ class StagedBed:
         core: with a tier or several that complete only what the test lets them.
         deadline_s: of lookups.
         waits_whole: whether the engine uses no part of a prefix that it waits for.
+        rate: prompt tokens that the engine computes per second; None: it does not say.
     """
 
-    def __init__(self, core: Core, deadline_s: float = 5.0, *, waits_whole: bool = True) -> None:
+    def __init__(
+        self, core: Core, deadline_s: float = 5.0, *, waits_whole: bool = True, rate: float | None = None
+    ) -> None:
         self.core = core
-        self.lookups = StagedLookups(core.manager, core.geometry, deadline_s, core.counters, waits_whole=waits_whole)
+        limits = SchedulerLimits(lookup_deadline_s=deadline_s, weighs_recompute=True, prefill_tokens_per_s=rate)
+        self.lookups = StagedLookups(core.manager, core.geometry, limits, core.counters, waits_whole=waits_whole)
         self.now = 0.0
         self.asked: Counter[Key] = Counter()
         self.begin()

@@ -128,8 +128,9 @@ def open_staged_stack(  # noqa: PLR0913 - as open_stack, and what the engine doe
 
     Args:
         config: as for :func:`open_stack`. Settings of tierkv's own scheduler (``store.plan``, ``store.policy``,
-            ``record``, ``events.self_describing``) must keep their defaults; ``lookup.recompute`` and
-            ``lookup.load_tokens_min`` have no effect, since the engine decides what it loads.
+            ``record``, ``events.self_describing``) must keep their defaults; ``lookup.load_tokens_min`` has no effect,
+            since the engine decides what it loads. With ``lookup.recompute``, chunks of tiers that are slower than
+            computing are misses.
         engine: the engine's shape. Its workers count as other processes in any case. Its capabilities for loads have no
             effect: a staged load does not fail.
         group_ids: the number at the end of the keys of each group; 0, 1, 2, ... if left out.
@@ -164,7 +165,7 @@ def open_staged_stack(  # noqa: PLR0913 - as open_stack, and what the engine doe
         stack = StagedStack(
             wiring,
             lookups=StagedLookups(
-                manager, plan.geometry, plan.config.lookup.deadline_s, plan.counters, waits_whole=waits_whole
+                manager, plan.geometry, _scheduler_limits(plan), plan.counters, waits_whole=waits_whole
             ),
             jobs=StagedJobs(flags),
             flags=flags,

@@ -94,7 +94,7 @@ class StagedStack:
         self.geometry = wiring.geometry
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
         self.events = core.events
-        self.metrics = StackMetrics(wiring, StackStats(), lambda: None)
+        self.metrics = StackMetrics(wiring, StackStats(), lambda: lookups.prefill_tokens_per_s)
         self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
         self._core = core
         self._manager = wiring.manager
@@ -175,20 +175,21 @@ class StagedStack:
         self._lookups.finish_request(request_id)
         self._sources.pop(request_id, None)
 
-    def end_step(self, started: Iterable[str] = (), preempted: Iterable[str] = ()) -> None:
+    def end_step(self, started: Iterable[str] = (), preempted: Iterable[str] = (), prompt_tokens: int = 0) -> None:
         """End the step: no further lookup follows in it.
 
         Args:
             started: requests that were scheduled for the first time.
             preempted: requests that have lost their blocks.
+            prompt_tokens: that were computed since the previous call; measured as the engine's speed.
         """
-        core = self._core
-        changed = rules.checked_ids("end_step", started, preempted)
-        if core.in_step or changed or not core.rests.take_step():
+        core, changed = self._core, rules.checked_ids("end_step", started, preempted)
+        rules.check_count("end_step", "prompt_tokens", prompt_tokens)
+        if core.in_step or changed or prompt_tokens or not core.rests.take_step():
             self._begin_step()
         for request_id in changed:
             self._lookups.close_lookup(request_id)
-        self._lookups.end_step()
+        self._lookups.end_step(prompt_tokens)
         core.end_step(decodes=not changed)
 
     # -- loads -------------------------------------------------------------------------------------------------------

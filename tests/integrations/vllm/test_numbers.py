@@ -57,3 +57,19 @@ def test_clients_are_not_told_of_refused_tokens(start_engine: StartEngine) -> No
     assert cached_of(second) == [CHUNK_TOKENS]
     assert cached_of(third) == [3 * CHUNK_TOKENS], "what was computed instead was stored"
     assert told["loaded"] == told["published"] == 3 * CHUNK_TOKENS, "both count what was offered"
+
+
+def test_the_spec_tells_the_prompt_tokens_that_were_computed(start_engine: StartEngine, tmp_path: Path) -> None:
+    """Not those that the device or a tier had: they would make the engine look faster than any tier."""
+    asked = [prompt[:length] for prompt, length in zip(prompts("computed", 4), (200, 150, 97, 33), strict=True)]
+    setup = setup_of("spec", tmp_path, max_num_seqs=4, max_num_batched_tokens=64)
+    told, computed = [], []
+    with start_engine(setup) as engine:
+        engine.call(f"{HERE}:count_prompt_tokens")
+        for call, tokens in (("serve", 8), ("serve_again", 8), ("serve_only", 1), ("serve_again", 1)):
+            answers = engine.call(f"vllm_scenarios:{call}", prompts=asked, tokens=tokens)
+            computed.append(sum(map(len, asked)) - sum(cached_of(answers)))
+            told.append(engine.call(f"{HERE}:prompt_tokens") - 3)
+    assert computed[0] == sum(map(len, asked))
+    assert computed[1] < computed[0] / 4
+    assert told == computed

@@ -11,8 +11,10 @@ from vllm_served import Json, ServedEngine
 
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.counters import CoreCounters
+from tierkv.stack.staged import StagedStack
 
 _preempted = [0]
+_prompt_tokens: list[int] = []
 
 
 def count_preempted_hits(served: ServedEngine) -> None:
@@ -45,3 +47,22 @@ def hits(served: ServedEngine) -> Json:
     )
     loaded = sum(served.found(CoreCounters).tokens_loaded.values())
     return {"loaded": loaded, "published": published, "preempted": _preempted[0]}
+
+
+def count_prompt_tokens(served: ServedEngine) -> None:
+    """Add up the prompt tokens that the spec reports to its stack, from now on."""
+    end_step = StagedStack.end_step
+
+    def counting(self: Any, started: Any = (), preempted: Any = (), prompt_tokens: int = 0) -> None:
+        _prompt_tokens.append(prompt_tokens)
+        end_step(self, started, preempted, prompt_tokens)
+
+    StagedStack.end_step = counting  # type: ignore[method-assign]
+
+
+def prompt_tokens(served: ServedEngine) -> int:
+    """Prompt tokens since the previous call, with those of one short prompt, whose steps report the last ones."""
+    served.serve([[3, 4, 5]], tokens=3)
+    told = sum(_prompt_tokens)
+    _prompt_tokens.clear()
+    return told

@@ -85,6 +85,18 @@ class LoadOrRecompute:
         names = frozenset(tier.name for tier in self._manager.tiers if tier.index in slow)
         return self._manager.read_costs.context_without(ctx, names) if names else ctx
 
+    def slow_tiers(self) -> frozenset[int]:
+        """Numbers of the tiers that take longer for a token than computing it; none while the rate is unknown.
+
+        For engines that decide themselves what they load: there no hit is weighed as a whole. None with windows, whose
+        few chunks serve many tokens.
+        """
+        if not self._limits.weighs_recompute or not self._prefill.is_known or self._geometry.has_windows:
+            return frozenset()
+        self._costs()  # notes which are
+        is_slow = self._manager.read_costs.is_slow
+        return frozenset(tier.index for tier in self._manager.tiers if is_slow(tier.index))
+
     @property
     def _version(self) -> int:
         """Number of times that a speed became known, or quite another one."""

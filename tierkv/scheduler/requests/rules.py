@@ -135,6 +135,16 @@ def checked_ids(call: str, *given: Iterable[str]) -> tuple[str, ...]:
     return ids
 
 
+def check_count(call: str, name: str, value: object) -> None:
+    """Check a number of tokens in a call.
+
+    Raises:
+        EngineProtocolError: it is no whole number, or negative.
+    """
+    if not isinstance(value, int) or value < 0:
+        raise wrong_value(call, name, value, "give a whole number from 0 on")
+
+
 def check_question(call: str, request_id: object, end_token: object) -> None:
     """Check a question about a chunk.
 

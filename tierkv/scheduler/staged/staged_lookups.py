@@ -17,13 +17,17 @@ from tierkv.errors import require
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
+from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.staged.runs import Run
 from tierkv.scheduler.staged.staged_request import StagedRequest
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
-_HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+_HIT, _MISS = LookupResult.HIT, LookupResult.MISS
+_BELOW = frozenset({LookupResult.HIT, LookupResult.PENDING})  # answers about chunks that a tier may be read for
 
 
 def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
@@ -50,7 +54,8 @@ class StagedLookups:
     Args:
         manager: answers existence, holds and gathers.
         geometry: sizes of groups and chunks.
-        deadline_s: seconds without progress after which a lookup is late, and answered with the readable chunks.
+        limits: from the configuration and the engine's capabilities. A lookup without progress for its deadline is
+            late, and answered with the readable chunks.
         counters: for metrics.
         waits_whole: whether the engine waits whole.
     """
@@ -59,14 +64,17 @@ class StagedLookups:
         self,
         manager: OffloadManager,
         geometry: Geometry,
-        deadline_s: float,
+        limits: SchedulerLimits,
         counters: CoreCounters,
         *,
         waits_whole: bool = False,
     ) -> None:
         self._manager = manager
-        self._deadline_s = deadline_s
+        self._deadline_s = limits.lookup_deadline_s
         self._counters = counters
+        self._prefill = PrefillRate(limits.prefill_tokens_per_s)
+        self._choice = LoadOrRecompute(manager, geometry, limits, counters, self._prefill)
+        self._slow = frozenset[int]()  # tiers slower than computing, by number: no chunk is loaded from them
         self._budgets = group_budgets(geometry, manager.passages.hold_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
         is_one_prefix = len(geometry.groups) == 1 and geometry.groups[0].window_chunks is None
@@ -81,6 +89,11 @@ class StagedLookups:
         self._share = manager.budget.share()
         self._now_s = self._asked_s = 0.0
         self._step = 0
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens that the engine computes per second; None while unknown."""
+        return self._prefill.tokens_per_s
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -151,9 +164,14 @@ class StagedLookups:
         """Whether there are requests, and no chunk may be held for any of them."""
         return bool(self._requests) and not (self._open or self._asked_in_step)
 
-    def end_step(self) -> None:
-        """Gather the wanted chunks of all requests of the step, and release the others."""
+    def end_step(self, prompt_tokens: int = 0) -> None:
+        """Gather the wanted chunks of all requests of the step, and release the others.
+
+        prompt_tokens: that the engine has computed since the previous call.
+        """
         self._step += 1
+        self._prefill.step_computes(prompt_tokens)
+        self._prefill.step_began(self._now_s)
         if not self._asked_in_step:
             return
         wanted_by_request = {
@@ -244,6 +262,8 @@ class StagedLookups:
         request.last_asked_s = self._asked_s = self._now_s
         request.runs.clear()
         request.answers.clear()
+        if not self._asked_in_step and (slow := self._choice.slow_tiers()) != self._slow:
+            self._slow = slow
         self._asked_in_step[request_id] = request
         self._open[request_id] = request
         self._open.move_to_end(request_id)
@@ -256,9 +276,10 @@ class StagedLookups:
             self._counters.deadlines_expired += 1
         if request.asked_tier_s is not None and self._manager.step.probed_s >= request.asked_tier_s:
             self._note_tier_answered(request)
-        request.waits = self._answers_shortly and request.still_waits(first)
+        request.waits = self._answers_shortly and request.slow is self._slow and request.still_waits(first)
         if request.waits:
             return
+        request.slow = self._slow
         request.allows_all = request.late_s is None and self._manager.allows_all(request.ctx)
         ready = set() if request.passage is None else request.passage.granted_ready()
         request.held = request.pins | ready
@@ -292,6 +313,8 @@ class StagedLookups:
             result = _HIT if manager.resident_prefix((key,), 0, 1, ctx) else _MISS
         else:
             result = manager.lookup(key, ctx)
+        if self._slow and result in _BELOW and self._is_slow(key, ctx):
+            result = _MISS
         if result is not _HIT:
             return result
         if pins.add(ctx.request_id, key):
@@ -304,6 +327,14 @@ class StagedLookups:
         # What a request holds of every group is a hit, or becomes one. It does not wait for a slot behind that.
         is_behind = request.has_hit and self._is_whole[group] and not manager.passages.account.hold_room()
         return _MISS if is_behind else LookupResult.PENDING
+
+    def _is_slow(self, key: Key, ctx: RequestContext) -> bool:
+        """Whether a chunk would be, or is being, read from a slow tier, which is then measured again at times."""
+        tier = self._manager.read_costs.source_of(key, ctx)
+        if tier is None or tier not in self._slow:
+            return False
+        self._manager.read_costs.remeasure(tier, key, ctx)
+        return True
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ class StagedRequest:
         held: readable chunks of both.
         reserved: chunks that the passage was last asked for.
         allows_all: whether every readable chunk is a HIT in this step.
+        slow: tiers that were too slow for its latest questions; None: it had none.
         waits: whether the questions of this step are answered by the first of them alone.
         answers: answers of this step, except for ``held`` chunks.
         runs: by group.
@@ -40,7 +41,7 @@ class StagedRequest:
     __slots__ = (
         "_given_up", "_places", "_returns", "allows_all", "answers", "asked_tier_s", "ctx", "deferred_since_s",
         "has_hit", "held", "last_asked_s", "last_step", "late_s", "load_tokens_max", "num_groups", "passage", "pins",
-        "reserved", "runs", "tier_s", "waits",
+        "reserved", "runs", "slow", "tier_s", "waits",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
@@ -59,6 +60,7 @@ class StagedRequest:
         self.has_hit = False
         self.num_groups = 0
         self.allows_all = False
+        self.slow: frozenset[int] | None = None
         self.waits = False
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, Run] = {}

@@ -131,8 +131,8 @@ class TierKVManager:
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """End the scheduling of a step."""
-        self.named.end_step(context.preempted_req_ids)
-        self.stack.end_step(context.new_req_ids, context.preempted_req_ids)
+        tokens = self.named.end_step(context.new_req_ids, context.preempted_req_ids)
+        self.stack.end_step(context.new_req_ids, context.preempted_req_ids, tokens)
 
     def has_pending_work(self) -> bool:
         """Whether vLLM must run steps without requests."""

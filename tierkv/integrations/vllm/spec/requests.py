@@ -71,6 +71,8 @@ class _Named:
     """Preemptions that vLLM has reported."""
     is_checked: bool = False
     """Whether :meth:`NamedRequests.check_own_hit` was called for it."""
+    prefilled: int = 0
+    """Prompt tokens that it has computed, while it is in prefill."""
 
 
 class NamedRequests:
@@ -84,6 +86,8 @@ class NamedRequests:
         self._named: dict[str, _Named] = {}
         self._unnamed: set[str] = set()
         self._being_preempted: set[str] = set()
+        self._prefilling: set[str] = set()  # scheduled, with prompt tokens to compute
+        self._prompt_tokens = 0  # computed since the latest end of a step, by requests that have ended
 
     def receive(self, request: Any) -> None:  # noqa: ANN401 - (the same)
         """Remember a request, which the manager gets next."""
@@ -145,15 +149,40 @@ class NamedRequests:
         self._being_preempted.add(request_id)
         return True
 
-    def end_step(self, preempted: Iterable[str]) -> None:
-        """Note the preemptions that vLLM tells at the end of a step."""
+    def end_step(self, started: Iterable[str], preempted: Iterable[str]) -> int:
+        """Note the preemptions that vLLM tells at the end of a step. Returns the prompt tokens computed since the last.
+
+        vLLM counts the tokens of a step as computed behind this call. Those of a request that was preempted do not
+        count from then on: it has other tokens, perhaps loaded ones, when it is scheduled again.
+        """
         for request_id in self._being_preempted.union(preempted):
             if (one := self._named.get(request_id)) is not None:
                 one.preemptions = one.request.num_preemptions
+            self._prefilling.discard(request_id)
         self._being_preempted.clear()
+        for request_id in list(self._prefilling):
+            self._count_prefill(request_id)
+        for request_id in started:
+            if (one := self._named.get(request_id)) is not None:
+                one.prefilled = one.request.num_computed_tokens
+                self._prefilling.add(request_id)
+        tokens, self._prompt_tokens = self._prompt_tokens, 0
+        return tokens
+
+    def _count_prefill(self, request_id: str) -> None:
+        """Count the prompt tokens of a request that were computed since the previous call for it."""
+        one = self._named[request_id]
+        computed = min(one.request.num_computed_tokens, one.request.num_prompt_tokens)
+        self._prompt_tokens += max(0, computed - one.prefilled)
+        one.prefilled = computed
+        if computed == one.request.num_prompt_tokens:
+            self._prefilling.discard(request_id)
 
     def end(self, request_id: str) -> None:
         """Forget a request."""
+        if request_id in self._prefilling:
+            self._count_prefill(request_id)
+            self._prefilling.discard(request_id)
         one = self._named.pop(request_id, None)
         if one is not None and one.request.lora_request is not None and one.request.num_computed_tokens:
             self._adapters.note_served(one.request.lora_request)
