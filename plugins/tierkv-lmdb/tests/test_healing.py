@@ -18,7 +18,7 @@ from typing import Any
 
 import lmdb
 import pytest
-from lmdb_support import FRAME, WAIT_S, directory, get, key, open_at, put, put_once, write_until_stored
+from lmdb_support import FRAME, MIB, WAIT_S, context, directory, get, key, open_at, put, put_once, write_until_stored
 
 from tierkv.abc import ReadRequest
 from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
@@ -330,4 +330,29 @@ def test_writes_resume_when_the_disk_does(tmp_path: Path, call: str, number: str
     assert restarts > 0 or call == "fdatasync", "no meta page failed"
     backend = open_at(tmp_path)
     assert get(backend, *map(key, stored)) == [FRAME] * 8
+    backend.close()
+
+
+def test_a_full_tier_in_its_place_is_written(tmp_path: Path) -> None:
+    """Another directory took its place, full of chunks that the framework had not listed. It evicted none of them, so
+    nothing was written until a restart."""
+    place, other = tmp_path / "tier", tmp_path / "other"
+    full = open_at(other, context(2 * MIB))
+    numbers = iter(range(10_000))
+    while put(full, {key(next(numbers)): FRAME}) == [None]:
+        pass
+    stored = [entry.key for entry in full.scan()]
+    full.close()
+    backend = open_at(place, context(2 * MIB))
+    put(backend, {key(20_000): FRAME})
+    shutil.rmtree(place)
+    other.rename(place)
+    write_until_stored(backend, 20_001)
+    again = stored[-1]
+    assert put(backend, {again: FRAME}) == [None]
+    for number in range(30_000, 30_000 + len(stored) - 2):
+        assert put(backend, {key(number): FRAME}) == [None]
+    left = {entry.key for entry in backend.scan()}
+    assert again in left, "a chunk that was written again is listed"
+    assert stored[0] not in left
     backend.close()

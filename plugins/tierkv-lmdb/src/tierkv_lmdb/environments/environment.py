@@ -71,6 +71,8 @@ class Environment:
         self.frames, self.index = (env.open_db(database, create=not read_only) for database in DATABASES)
         self._copier = FrameCopier(self.path / DATA_FILE, self.page_bytes)
         self._files = FileWatch(self.path)
+        self.place = self._files.identity
+        """Device and inode of the directory."""
         self._gate = EnvironmentGate(f"{name} ({self.path})", self._close)
         self.copy = self._copier.copy
         self.copy_all = self._copier.copy_all

@@ -31,7 +31,8 @@ class FileWatch:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._identity = _identity(directory)
+        self.identity = _identity(directory)
+        """Device and inode of the directory."""
         self._data, self._lock = str(directory / DATA_FILE), str(directory / LOCK_FILE)
         data, lock = os.stat(self._data), os.stat(self._lock)  # noqa: PTH116  runs before each transaction
         self._data_file, self._lock_file = (data.st_dev, data.st_ino), (lock.st_dev, lock.st_ino)
@@ -68,7 +69,7 @@ class FileWatch:
 
     def _absence(self, what: str) -> Trouble:
         """Trouble of a file that is not there: it was removed, or went with its directory, which may return."""
-        if _identity(self._directory) != self._identity:
+        if _identity(self._directory) != self.identity:
             return Trouble("its directory is not in its place", is_damage=False)
         return Trouble(what, is_damage=True)
 
