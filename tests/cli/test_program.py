@@ -108,6 +108,12 @@ class TestHelp:
         done = subprocess.run([str(program_path), "--version"], capture_output=True, text=True, check=True)
         assert done.stdout == f"tierkv {__version__}\n"
 
+    def test_the_module_runs(self) -> None:
+        """Where several environments are at hand, ``python -m`` names the one that is meant."""
+        command = [sys.executable, "-m", "tierkv", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == f"tierkv {__version__}\n"
+
     def test_the_reference_page_is_current(self, root: Path) -> None:
         """A page that lags behind the program sends its readers to options that do not exist."""
         assert (root / "docs" / "reference" / "cli.md").read_text(encoding="utf-8") == render_reference()
