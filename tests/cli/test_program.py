@@ -109,7 +109,7 @@ class TestHelp:
         assert done.stdout == f"tierkv {__version__}\n"
 
     def test_the_module_runs(self) -> None:
-        """Where several environments are at hand, ``python -m`` names the one that is meant."""
+        """A user with several environments names the one that is meant."""
         command = [sys.executable, "-m", "tierkv", "--version"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout == f"tierkv {__version__}\n"

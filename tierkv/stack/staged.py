@@ -183,8 +183,7 @@ class StagedStack:
             preempted: requests that have lost their blocks.
             prompt_tokens: that were computed since the previous call; measured as the engine's speed.
         """
-        core, changed = self._core, rules.checked_ids("end_step", started, preempted)
-        rules.check_count("end_step", "prompt_tokens", prompt_tokens)
+        core, changed = self._core, rules.checked_step("end_step", prompt_tokens, started, preempted)
         if core.in_step or changed or prompt_tokens or not core.rests.take_step():
             self._begin_step()
         for request_id in changed:

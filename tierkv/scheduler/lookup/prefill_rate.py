@@ -45,9 +45,14 @@ class PrefillRate:
 
     def step_began(self, now_s: float) -> None:
         """Begin a step, and measure the previous one, which has ended."""
-        if self._began_at_s is not None and self._tokens >= PREFILL_TOKENS_MIN and now_s > self._began_at_s:
-            self._samples.append(self._tokens / (now_s - self._began_at_s))
+        if self._began_at_s is not None and self._tokens:
+            self.measured(self._tokens, now_s - self._began_at_s)
         self._began_at_s, self._tokens = now_s, 0
+
+    def measured(self, prompt_tokens: int, seconds: float) -> None:
+        """Measure a step that has ended: the prompt tokens that it computed, and its duration."""
+        if prompt_tokens >= PREFILL_TOKENS_MIN and seconds > 0:
+            self._samples.append(prompt_tokens / seconds)
 
     @property
     def is_measuring(self) -> bool:

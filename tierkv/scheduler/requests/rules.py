@@ -121,28 +121,22 @@ def check_id(call: str, request_id: object) -> None:
         raise wrong_value(call, "request_id", request_id, "give the id of a request, a text")
 
 
-def checked_ids(call: str, *given: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of requests in a call, joined.
+def checked_step(call: str, prompt_tokens: object, *given: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of requests that a step has changed, joined; of most steps there is none, and no token.
 
     Raises:
-        EngineProtocolError: one of them cannot be an id, or they are no collections.
+        EngineProtocolError: one of them cannot be an id, they are no collections, or the tokens are no number of such.
     """
+    if not (prompt_tokens or any(given)):
+        return ()
+    if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
+        raise wrong_value(call, "prompt_tokens", prompt_tokens, "give a whole number from 0 on")
     try:
         ids = tuple(chain.from_iterable(given))
         hash(ids)
     except TypeError as error:
         raise wrong_value(call, "requests", given, "give collections of their ids") from error
     return ids
-
-
-def check_count(call: str, name: str, value: object) -> None:
-    """Check a number of tokens in a call.
-
-    Raises:
-        EngineProtocolError: it is no whole number, or negative.
-    """
-    if not isinstance(value, int) or value < 0:
-        raise wrong_value(call, name, value, "give a whole number from 0 on")
 
 
 def check_question(call: str, request_id: object, end_token: object) -> None:

@@ -87,7 +87,7 @@ class StagedLookups:
         # Requests for which chunks may be held, longest unasked first.
         self._open: OrderedDict[str, StagedRequest] = OrderedDict()
         self._share = manager.budget.share()
-        self._now_s = self._asked_s = 0.0
+        self._now_s = self._previous_s = self._asked_s = 0.0
         self._step = 0
 
     @property
@@ -170,8 +170,9 @@ class StagedLookups:
         prompt_tokens: that the engine has computed since the previous call.
         """
         self._step += 1
-        self._prefill.step_computes(prompt_tokens)
-        self._prefill.step_began(self._now_s)
+        if prompt_tokens:  # no call in a decode step
+            self._prefill.measured(prompt_tokens, self._now_s - self._previous_s)
+        self._previous_s = self._now_s
         if not self._asked_in_step:
             return
         wanted_by_request = {

@@ -160,7 +160,7 @@ class NamedRequests:
                 one.preemptions = one.request.num_preemptions
             self._prefilling.discard(request_id)
         self._being_preempted.clear()
-        for request_id in list(self._prefilling):
+        for request_id in list(self._prefilling) if self._prefilling else ():
             self._count_prefill(request_id)
         for request_id in started:
             if (one := self._named.get(request_id)) is not None:
