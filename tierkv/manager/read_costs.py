@@ -65,7 +65,7 @@ class ReadCosts:
         slots, source = self._host.slots.find_all(keys), self._host.slots.fills.source
         below = [key for key, slot in zip(keys, slots, strict=True) if slot is None]
         tiers = iter(self._tier_io.sources_of(below, ctx.hints.load_tiers, since=ctx.asked_s))
-        by_name = {tier.name: tier for tier in self._tiers}
+        by_name = {tier.name: tier for tier in self._tiers} if len(below) < len(slots) else {}
         found = [next(tiers) if slot is None else by_name.get(source(slot)) for slot in slots]
         return [None if tier is None else tier.index for tier in found]
 

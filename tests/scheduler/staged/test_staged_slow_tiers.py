@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from core_parts import Core, TierSpec, disk, make_core, objects
+from group_parts import window
 from staged_bed import StagedBed, prefix
 
 from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
 from tierkv.scheduler.lookup.prefill_rate import PREFILL_TOKENS_MIN, SAMPLES_MIN
+from tierkv.types.engine import GroupSpec
 from tierkv.types.tier_ops import Verb
 
 TOKENS_PER_S = 1000.0
@@ -17,9 +21,11 @@ FAST_S, SLOW_S = 0.0001, 0.1
 """Seconds in which a tier reads a chunk."""
 
 
-def bed_of(*tiers: TierSpec, rate: float | None = TOKENS_PER_S, chunk_s: float) -> StagedBed:
+def bed_of(
+    *tiers: TierSpec, rate: float | None = TOKENS_PER_S, chunk_s: float, groups: Sequence[GroupSpec] | None = None
+) -> StagedBed:
     """Bed over tiers that all have the chunks of a prompt, the first of which was measured."""
-    core = make_core(slots=256, tiers=tiers)
+    core = make_core(slots=256, tiers=tiers, groups=groups)
     for number in range(len(tiers)):
         core.keep_below(prefix(CHUNKS), number)
     teach(core, chunk_s)
@@ -95,10 +101,24 @@ def test_without_a_rate_or_with_a_slow_engine_all_tiers_serve(rate: float | None
     assert bed_of(disk(), rate=rate, chunk_s=SLOW_S).answer("a", prefix(CHUNKS)) == CHUNKS
 
 
+def test_with_windows_no_tier_is_left_out() -> None:
+    """The few chunks of a window serve many tokens, which no time per token shows."""
+    bed = bed_of(disk(), chunk_s=SLOW_S, groups=[window(16)])
+    for _ in range(20):
+        bed.begin(0.01)
+        end = bed.ask_window("a", prefix(CHUNKS), 4)
+        bed.end()
+        if end is not None:
+            break
+        bed.run_io()
+    assert end == CHUNKS
+
+
 def test_the_rate_is_measured_from_the_steps() -> None:
     """The engine tells the prompt tokens that it has computed since the previous step."""
     bed = bed_of(disk(), rate=None, chunk_s=SLOW_S)
     for _ in range(SAMPLES_MIN + 1):
         bed.begin(2 * PREFILL_TOKENS_MIN / TOKENS_PER_S)
         bed.lookups.end_step(2 * PREFILL_TOKENS_MIN)
+    assert bed.lookups.prefill_tokens_per_s == pytest.approx(TOKENS_PER_S)
     assert bed.answer("a", prefix(CHUNKS)) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from tierkv.errors import EngineProtocolError, wrong_value
@@ -121,21 +120,21 @@ def check_id(call: str, request_id: object) -> None:
         raise wrong_value(call, "request_id", request_id, "give the id of a request, a text")
 
 
-def checked_step(call: str, prompt_tokens: object, *given: Iterable[str]) -> tuple[str, ...]:
+def checked_step(call: str, prompt_tokens: object, started: Iterable[str], preempted: Iterable[str]) -> tuple[str, ...]:
     """Return the ids of requests that a step has changed, joined; of most steps there is none, and no token.
 
     Raises:
-        EngineProtocolError: one of them cannot be an id, they are no collections, or the tokens are no number of such.
+        EngineProtocolError: one of them cannot be an id, they are no collections, or the tokens are no whole number.
     """
-    if not (prompt_tokens or any(given)):
+    if not (prompt_tokens or started or preempted):
         return ()
     if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
         raise wrong_value(call, "prompt_tokens", prompt_tokens, "give a whole number from 0 on")
     try:
-        ids = tuple(chain.from_iterable(given))
+        ids = (*started, *preempted)
         hash(ids)
     except TypeError as error:
-        raise wrong_value(call, "requests", given, "give collections of their ids") from error
+        raise wrong_value(call, "requests", (started, preempted), "give collections of their ids") from error
     return ids
 
 

@@ -41,11 +41,12 @@ class KeyGroups:
             EngineProtocolError: they are no such pairs, or :meth:`group_of` refuses a key.
         """
         try:
-            if all(hasattr(end_token, "__index__") for _, end_token in chunks):
-                return {key: self.group_of(key) for key, _ in chunks}
+            for _, end_token in chunks:
+                if end_token.__class__ is not int and not hasattr(end_token, "__index__"):  # usual: no call
+                    raise wrong_value(call, "chunks", chunks, _PAIRS)
+            return {key: self.group_of(key) for key, _ in chunks}
         except (TypeError, ValueError) as error:
             raise wrong_value(call, "chunks", chunks, _PAIRS) from error
-        raise wrong_value(call, "chunks", chunks, _PAIRS)
 
 
 _PAIRS = "give pairs of a key and the number of tokens up to the end of the chunk"
