@@ -21,6 +21,7 @@ from tierkv.reference.block_pool import BlockPool
 from tierkv.stack.stack import Stack
 from tierkv.stack.staged import StagedStack
 from tierkv.stack.views.events import StackEvents
+from tierkv.stack.views.introspection import StackIntrospection
 from tierkv.stack.views.measurements import StackMetrics
 from tierkv.stack.views.tiers import StackTiers
 from tierkv.testing.engines.hand_engine import SLOT_BYTES, HandEngine, HandRequest, Prompt, engine_spec
@@ -45,7 +46,7 @@ VALID: Mapping[str, Any] = {
     "queue": BlockPool(8), "max_batched_tokens": 64, "job_ids": [1], "meta": ConnectorMeta(), "caches": [], "job": None,
     "params": None, "load_tiers": None, "key": KEY, "keys": [KEY], "end_token": 16, "chunks": [(KEY, 16)],
     "started": [LIVE], "preempted": [], "prompt_tokens": 0, "success": True, "table": {"backend": "disk"},
-    "before": None, "name": "disk",
+    "before": None, "name": "disk", "tier": "disk",
 }  # fmt: skip
 """A value for each parameter, by its name."""
 
@@ -56,6 +57,7 @@ OWNERS: Mapping[str, tuple[type, Callable[[Any], object]]] = {
     "tiers": (StackTiers, lambda stack: stack.tiers),
     "events": (StackEvents, lambda stack: stack.events),
     "metrics": (StackMetrics, lambda stack: stack.metrics),
+    "introspection": (StackIntrospection, lambda stack: stack.introspection),
 }
 """Class of an object with public calls, and how a stack leads to it."""
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.errors import wrong_value
 from tierkv.manager.manager import OffloadManager
+from tierkv.scheduler.requests.rules import checked_keys
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
@@ -67,15 +69,22 @@ class StackIntrospection:
         }
 
     def in_host(self, keys: Iterable[Key]) -> set[Key]:
-        """Those of ``keys`` whose chunks are readable in the host tier."""
+        """Those of ``keys`` whose chunks are readable in the host tier.
+
+        Raises:
+            EngineProtocolError: they are no keys of chunks.
+        """
         prefix = self._manager.resident_prefix
-        return {key for key in keys if prefix((key,), 0, 1)}
+        return {key for key in checked_keys("in_host", keys) if prefix((key,), 0, 1)}
 
     def in_index(self, tier: str, keys: Iterable[Key]) -> set[Key]:
         """Those of ``keys`` that the index of a lower tier lists as stored.
 
         Raises:
-            KeyError: no tier of that name is in service.
+            EngineProtocolError: no lower tier of that name is in service, or they are no keys of chunks.
         """
-        table = {table.name: table for table in self._manager.tiers}[tier]
-        return {key for key in keys if table.presence(key, float("inf")) is LookupResult.HIT}
+        table = next((table for table in self._manager.tiers if table.name == tier), None)
+        if table is None:
+            raise wrong_value("in_index", "tier", tier, "give the name of a lower tier in service")
+        given = checked_keys("in_index", keys)
+        return {key for key in given if table.presence(key, float("inf")) is LookupResult.HIT}
