@@ -244,6 +244,8 @@ def test_modules_that_adapters_may_change_make_another_namespace(fields: dict[st
 
 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+TRAINED = DYNAMIC | {"max_trained_positions": 2048}
 
 
 @pytest.mark.parametrize(
@@ -253,6 +255,19 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
         pytest.param({"rope_parameters": {"full": LONG}}, (4096, 8192), ["short", "long"], id="by kind of layer"),
         pytest.param({"model_type": "llama4_text"}, (32768, 32769), ["short", "long"], id="llama4"),
         pytest.param({"rope_parameters": {"rope_type": "default"}}, (4096, 8192), [None, None], id="default"),
+        pytest.param(
+            {"model_type": "minimax_m2", "rope_parameters": TRAINED}, (4096, 8192), ["4096", "8192"], id="dynamic"
+        ),
+        pytest.param(
+            {"model_type": "plamo3", "rope_parameters": {"full": LONG}},
+            (4096, 8192, 8193),
+            ["short/4096", "long/8192", "long/8193"],
+            id="measured longrope",
+        ),
+        pytest.param(
+            {"model_type": "minimax_m2", "rope_parameters": DYNAMIC}, (4096, 8192), [None, None], id="equal positions"
+        ),
+        pytest.param({"model_type": "llama", "rope_parameters": TRAINED}, (4096, 8192), [None, None], id="configured"),
         pytest.param({}, (4096, 8192), [None, None], id="none"),
     ],
 )

@@ -25,6 +25,9 @@ _FOLDER_FORMATS = {
 _PARTS = ("audio_model_id", "text_model_id")
 """Fields of a model's configuration that name other models, from which vLLM reads a part of the weights (Ultravox)."""
 
+_MEASURED = {"cohere_compass_text", "minimax_m2", "plamo3"}
+"""Types of models for which vLLM takes the largest position from ``max_model_len``."""
+
 _PLACES = {"_name_or_path", "transformers_version"}
 """Values of a model's configuration that do not describe the model."""
 
@@ -60,8 +63,8 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
     # Such as an object store: the folder has the configuration alone then.
     if place := getattr(model, "model_weights", ""):
         words["place"] = folder_digest(place) or digest_of(place)
-    if limit := _context_limit(getattr(model, "hf_text_config", None)):
-        words["context"] = "long" if _computes_as_for_long(model, limit) else "short"
+    if context := _context(model):
+        words["context"] = context
     if speculative is not None and speculative.uses_draft_kv_cache():
         draft = speculative.draft_model_config
         words["draft"] = digest_of(revision_of(draft) or str(draft.model))
@@ -141,22 +144,47 @@ def _other_weights(load_config: Any, place: str) -> str:  # noqa: ANN401 - (the 
     return f"{kind}/{digest_of(extra)}" if extra else kind
 
 
+def _context(model: Any) -> str:  # noqa: ANN401 - (the same)
+    """Word for how a model computes with this ``max_model_len``; empty where it does not look at that.
+
+    vLLM turns keys by angles that depend on the largest position, and takes that from ``max_model_len`` for some
+    models. For all others it is a part of their configuration.
+    """
+    config = getattr(model, "hf_text_config", None)
+    limit = _context_limit(config)
+    words = ["long" if _computes_as_for_long(model, limit) else "short"] if limit else []
+    if getattr(config, "model_type", None) in _MEASURED and any(map(_looks_at_largest_position, _ropes(config))):
+        words.append(str(model.max_model_len))
+    return "/".join(words)
+
+
 def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)
-    """Largest ``max_model_len`` for which the model computes as for short prompts; 0: it does not look at that.
+    """Largest ``max_model_len`` for which the model computes as for short prompts; 0: there is none.
 
     vLLM turns the keys of a model with LongRoPE by other factors where prompts may be longer than in its first
     training, and scales queries of Llama 4 in later layers by the position.
     """
     if _is_llama4(config):
         return 32768
+    limits = (one.get("original_max_position_embeddings", 0) for one in _ropes(config) if _is_longrope(one))
+    return max(map(int, limits), default=0)
+
+
+def _ropes(config: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401 - (the same)
+    """Parameters of rotary embeddings: those of all layers, or those of each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer = [rope, *rope.values()] if isinstance(rope, Mapping) else []
-    limits = [
-        int(one.get("original_max_position_embeddings", 0))
-        for one in by_layer
-        if isinstance(one, Mapping) and one.get("rope_type") == "longrope"
-    ]
-    return max(limits, default=0)
+    return [one for one in by_layer if isinstance(one, Mapping)]
+
+
+def _is_longrope(rope: Mapping[str, Any]) -> bool:
+    return rope.get("rope_type") == "longrope"
+
+
+def _looks_at_largest_position(rope: Mapping[str, Any]) -> bool:
+    """Whether the angles depend on the largest position. Dynamic NTK compares it with that of the training."""
+    is_dynamic = rope.get("rope_type") == "dynamic" and "max_trained_positions" in rope
+    return is_dynamic or _is_longrope(rope)
 
 
 def _computes_as_for_long(model: Any, limit: int) -> bool:  # noqa: ANN401 - (the same)
