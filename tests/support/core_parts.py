@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from at_rest import content_of
@@ -169,6 +169,7 @@ def make_core(
     limits: SchedulerLimits | None = None,
     groups: Sequence[GroupSpec] | None = None,
     host_policy: EvictionPolicy | None = None,
+    lower_policy: Callable[[], EvictionPolicy] = LruPolicy,
     step_keys: int = STEP_KEYS_MAX,
 ) -> Core:
     """Core without I/O.
@@ -183,7 +184,8 @@ def make_core(
     counters = CoreCounters()
     directory = KeyDirectory()
     lower = [
-        LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy(), directory) for i, tier in enumerate(tiers)
+        LowerTier(i, tier.name, tier.capabilities, tier.limits, lower_policy(), directory)
+        for i, tier in enumerate(tiers)
     ]
     warnings: list[str] = []
     event_warnings: list[str] = []

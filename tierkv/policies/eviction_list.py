@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tierkv.abc import EvictionPolicy, WriteAwarePolicy
 from tierkv.policies.prefix_order import PrefixOrder
-from tierkv.policies.quotas import TenantPolicy
+from tierkv.policies.quotas import TRIMMED_MAX, TenantPolicy
 from tierkv.types.keys import Key
 
 
@@ -60,9 +60,9 @@ class EvictionList:
         self.evictable -= len(victims)
         return victims
 
-    def evict_over_quota(self, pins: Sequence[int]) -> Sequence[int]:
+    def evict_over_quota(self, pins: Sequence[int], victims_max: int = TRIMMED_MAX) -> Sequence[int]:
         """Choose and remove some victims of tenants that are over their quotas."""
-        victims = () if self.tenants is None else self.tenants.trim(pins)
+        victims = () if self.tenants is None else self.tenants.trim(pins, victims_max)
         self.evictable -= len(victims)
         self.order.evicted(victims)
         return victims

@@ -307,14 +307,14 @@ class TenantPolicy:
                 del asked[part]
         return victims
 
-    def trim(self, pins: Sequence[int]) -> list[int]:
-        """Forget and return victims of tenants over their quotas, at most :data:`TRIMMED_MAX`."""
+    def trim(self, pins: Sequence[int], victims_max: int = TRIMMED_MAX) -> list[int]:
+        """Forget and return victims of tenants over their quotas, at most ``victims_max``."""
         self._looks = LOOKS_MAX
         victims: list[int] = []
         for part in self._parts.values():
-            while part.used_bytes > part.quota_bytes and len(victims) < TRIMMED_MAX:
+            while part.used_bytes > part.quota_bytes and len(victims) < victims_max:
                 over = -(-(part.used_bytes - part.quota_bytes) // self._chunk_bytes_max)
-                taken = self._take(part, min(over, TRIMMED_MAX - len(victims)), pins)
+                taken = self._take(part, min(over, victims_max - len(victims)), pins)
                 if not taken:
                     break
                 victims += taken

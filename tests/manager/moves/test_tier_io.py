@@ -16,6 +16,8 @@ from tierkv.manager.lower.chunk_sizes import ChunkSizes, frame_bytes_bound
 from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
 from tierkv.manager.lower.residency import EVICTION_PAUSE_S
 from tierkv.manager.moves.write_through import Cascades
+from tierkv.policies.lru import LruPolicy
+from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.structures.ranks import ranks_of
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
@@ -659,3 +661,30 @@ def test_a_full_tier_that_cannot_evict_is_read_as_before(kind: OutcomeKind) -> N
     more = core.manager.take_ops()
     assert {op.verb for op in more} == {Verb.WRITE, Verb.DELETE}, "evictions go on as soon as one succeeds"
     assert sum(len(op.keys) for op in more if op.verb is Verb.DELETE) > 1
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.NO_SPACE])
+def test_chunks_over_a_quota_are_read_as_before_where_they_cannot_be_deleted(kind: OutcomeKind) -> None:
+    """A quota was made smaller, and the storage deletes nothing. Up to 256 chunks were to be deleted in
+    each step, and were absent meanwhile: of a tenant far over its quota, nearly all."""
+    quotas = Quotas(1 << 20, 5 * FRAME_BYTES)
+    core = make_core(tiers=[disk(frames=100)], lower_policy=lambda: TenantPolicy(LruPolicy, quotas, FRAME_BYTES))
+    (tier,) = core.lower
+    kept = run(0, 40)
+    core.keep_below(kept)
+    for step in range(40):
+        core.begin(0.1 * step)
+        deletions = ops(core, Verb.DELETE)
+        assert sum(len(op.keys) for op in deletions) in ((35,) if not step else (0, 1)), "one per second is a trial"
+        for op in deletions:
+            core.finish(op, kind)
+        assert all(tier.presence(key, core.now) is LookupResult.HIT for key in kept)
+        core.manager.validate()
+    core.begin(4.0 + EVICTION_PAUSE_S)
+    (trial,) = ops(core, Verb.DELETE)
+    core.begin(4.0 + 3 * EVICTION_PAUSE_S)
+    assert not core.manager.take_ops(), "a trial that hangs is the only one"
+    core.finish(trial)
+    core.begin()
+    core.finish_all()
+    assert len(tier.residency) == 5

@@ -138,7 +138,7 @@ def quotas_are_not_kept_in_the_host_tier(patch: Patch) -> None:
 
 @breaks("tenants", QUOTAS)
 def quotas_are_not_kept_below(patch: Patch) -> None:
-    patch.setattr(Residency, "evict_over_quota", lambda self: [])
+    patch.setattr(Residency, "evict_over_quota", lambda _self, _victims_max: [])
 
 
 @breaks("tenants", QUOTAS)

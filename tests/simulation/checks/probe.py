@@ -245,6 +245,10 @@ class Probe:
             return {chunk.key: Kept(size, bool(chunk.pins), host.slots.generation(chunk.slot)) for chunk in idle}
         return {key: Kept(size, used) for key, size, used in self.tiers()[tier].residency.rows.listed()}
 
+    def evictions_pause(self, name: str) -> bool:
+        """Whether a lower tier evicts one chunk now and then, because an eviction failed."""
+        return name in self.tiers() and self.tiers()[name].residency.evict_again_s > 0
+
     def tenant_usage(self) -> dict[str, dict[str, int]]:
         """Bytes by tenant, in each tier with quotas."""
         return self._stack.tiers.usage()

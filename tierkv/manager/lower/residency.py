@@ -6,6 +6,7 @@ Reserved bytes are upper bounds for writes under way, and for writes that ended 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tierkv.abc import EvictionPolicy
@@ -63,6 +64,8 @@ class Residency:
         """Number of chunks whose deletion is due or under way."""
         self.uncertain: dict[Key, int] = {}
         """Bytes that stay reserved for a chunk until its deletion is confirmed."""
+        self.evict_again_s = 0.0
+        """Time from which one chunk may be evicted as a trial, since an eviction failed; 0: none has."""
         self.rows = RowTable(directory)
         """Columns by row, with every question about one chunk."""
         self._name = name
@@ -73,7 +76,6 @@ class Residency:
         if self.listed.tenants is not None:
             self.listed.tenants.chunk_bytes = self.rows.frame_bytes_of
         self._deleting_bytes = 0
-        self._evict_again_s = 0.0  # not 0 since an eviction has failed
         self._frame_bytes_max = 1
         self._deletions = DeletionQueue(delete_retry_s)
 
@@ -236,12 +238,9 @@ class Residency:
 
     def victims_max(self, wanted: int, now: float) -> int:
         """Number of chunks, up to ``wanted``, that may be evicted now: one in a while after a failure."""
-        if not self._evict_again_s or not wanted:
+        if not self.evict_again_s:
             return wanted
-        if now < self._evict_again_s:
-            return 0
-        self._evict_again_s = now + EVICTION_PAUSE_S
-        return 1
+        return min(wanted, 1) if now >= self.evict_again_s else 0
 
     def evict_for(self, frame_bytes: int, waiting: int, victims_max: int, rank: int = 0) -> list[Key]:
         """Schedule deletions to make room for the ``waiting`` frames of that size, and for a few more.
@@ -276,12 +275,14 @@ class Residency:
         count = min(count, self.listed.evictable)
         return self._delete_victims(self.listed.evict(count, self.rows.uses, rank))
 
-    def evict_over_quota(self) -> list[Key]:
-        """Schedule the deletion of some chunks of tenants that are over their quotas. Returns them."""
-        return self._delete_victims(self.listed.evict_over_quota(self.rows.uses))
+    def evict_over_quota(self, victims_max: int) -> list[Key]:
+        """Schedule the deletion of up to ``victims_max`` chunks of tenants that are over their quotas. Returns them."""
+        return self._delete_victims(self.listed.evict_over_quota(self.rows.uses, victims_max))
 
     def _delete_victims(self, rows: Sequence[int]) -> list[Key]:
         """Begin to delete rows that the policy has chosen and removed."""
+        if rows and self.evict_again_s:
+            self.evict_again_s = math.inf  # until that deletion ends
         for row in rows:
             self._begin_deletion(row, EVICTING)
         keys = [self.rows.keys.key(row) for row in rows]
@@ -331,8 +332,8 @@ class Residency:
         """End a deletion that failed. Returns whether it was an eviction: then further ones pause."""
         was_eviction = bool(self.rows.flags_of(key) & EVICTING)
         self.end_deletion(key)
-        if was_eviction:
-            self._evict_again_s = now + EVICTION_PAUSE_S
+        if was_eviction or self.evict_again_s:
+            self.evict_again_s = now + EVICTION_PAUSE_S
         return was_eviction
 
     def end_uncertain(self, key: Key) -> None:
@@ -356,7 +357,7 @@ class Residency:
                 self._deleting_bytes -= self.rows.frame_bytes[row]
                 self._list((row,), (key,))
             else:
-                self._evict_again_s = 0.0
+                self.evict_again_s = 0.0
         self.rows.discard_unused(row)
 
     # -- check -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
+from tierkv.policies.quotas import TRIMMED_MAX
 from tierkv.types.keys import Key
 
 
@@ -60,7 +61,8 @@ class LowerRoom:
     def trim(self) -> None:
         """Evict chunks of tenants that are over their quotas in lower tiers, and continue resets."""
         for tier in self._tiers:
-            if tier.residency.has_quotas and (victims := tier.residency.evict_over_quota()):
+            if tier.residency.has_quotas:
+                victims = tier.residency.evict_over_quota(tier.residency.victims_max(TRIMMED_MAX, self._step.now))
                 self._victims.take(len(victims))
                 self._count(tier, victims)
             if tier.phase.emptying:
