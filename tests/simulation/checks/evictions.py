@@ -31,8 +31,7 @@ class EvictionChecks:
         """``victims`` were evicted; ``waited``: the slots of chunks that were dirty before."""
         lost = waited.intersection(victims)
         others = self._probe.idle_slots() - waited
-        being_written = sum(tier.residency.num_writing for tier in self._probe.tiers().values())
-        bound = min(int(self._slots * PINNED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
+        bound = min(int(self._slots * PINNED_SHARE), int(self._slots * UNWRITTEN_SHARE) - self._probe.num_writing())
         if lost and others and self._probe.may_pin() and len(self._probe.dirty_pinned()) < bound:
             self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"
 

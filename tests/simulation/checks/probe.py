@@ -152,6 +152,10 @@ class Probe:
         """Slots of dirty chunks that are pinned."""
         return set(self.manager._tier_io.admissions.dirty_pins.slots)
 
+    def num_writing(self) -> int:
+        """Number of writes of a chunk to a tier that are under way, also to detached tiers."""
+        return sum(tier.residency.num_writing for tier in self.manager.tiers.with_detached)
+
     def may_pin(self) -> bool:
         """Whether the budget of the step allows more pins."""
         return self.manager._tier_io.admissions.dirty_pins._share.left > 0
