@@ -57,6 +57,17 @@ def test_what_was_computed_comes_back_to_other_blocks(groups: int, ranks: int, b
         assert not hand.scheduler.loaded_by_tier("one")
 
 
+def test_a_request_with_an_adapter_is_part_of_its_clients_trace() -> None:
+    """The stack gets a view of such a request, and the spans of its tiers belong to the trace all the same."""
+    headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    with ByHand(HOST) as hand:
+        arrived = request(
+            "one", lora_request=SimpleNamespace(lora_name="french", lora_int_id=1, lora_path=""), trace_headers=headers
+        )
+        hand.scheduler.on_new_request(arrived)
+        assert hand.scheduler.stack._scheduler.view.trace_headers("one") == headers
+
+
 def test_the_setup_is_sent_until_all_workers_have_begun() -> None:
     """It is larger than most messages, and of no use to a worker that has it."""
     with ByHand(HOST, ranks=2) as hand:

@@ -20,6 +20,9 @@ GEOMETRY = Geometry.of(engine_spec((16, 32), 16), blocks=4)
 """Two groups: chunks of 64 and of 128 tokens."""
 
 HASHES = st.binary(min_size=1, max_size=40)
+EXTRA_KEYS = st.none() | st.lists(st.text(max_size=9) | HASHES | st.tuples(st.text(max_size=9), st.integers())).map(
+    tuple
+)
 
 
 @st.composite
@@ -29,13 +32,15 @@ def snapshots(draw: st.DrawFn) -> tuple[Key, Snapshot]:
     hashes = tuple(draw(st.lists(HASHES, min_size=group.hashes_per_chunk, max_size=group.hashes_per_chunk)))
     words = draw(st.lists(st.integers(0, 2**32 - 1), min_size=group.chunk_tokens, max_size=group.chunk_tokens))
     parent, lora_id = draw(st.none() | HASHES), draw(st.none() | st.integers(-(2**63), 2**63 - 1))
-    snapshot = Snapshot(hashes, parent, array("q", words), lora_id, draw(st.none() | st.text(max_size=40)), group)
+    name, blocks = draw(st.none() | st.text(max_size=40)), group.chunk_tokens // group.block_tokens
+    extra_keys = draw(st.none() | st.lists(EXTRA_KEYS, min_size=blocks, max_size=blocks).map(tuple))
+    snapshot = Snapshot(hashes, parent, array("q", words), lora_id, name, group, extra_keys)
     return make_key(hashes[-1], group.index), snapshot
 
 
 @given(snapshots())
 def test_a_snapshot_comes_back_from_its_bytes(case: tuple[Key, Snapshot]) -> None:
-    """A router after a restart receives the same tokens, hashes, parent and adapter as before."""
+    """A router after a restart receives the same tokens, hashes, parent, adapter and pictures as before."""
     key, snapshot = case
     assert unpack_snapshot(pack_snapshot(snapshot), key, GEOMETRY) == replace(snapshot, is_kept=True, is_restored=True)
 

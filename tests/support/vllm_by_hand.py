@@ -83,6 +83,8 @@ class PlayedRequest:
     num_in_flight_tokens: int = 0
     num_computed_tokens: int = 0
     mm_features: Sequence[Any] = ()
+    prompt_embeds: Any = None
+    trace_headers: dict[str, str] | None = None
     prefill_stats: Any = None
     block_hashes: list[bytes] = field(init=False)
 

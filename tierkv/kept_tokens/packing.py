@@ -2,13 +2,16 @@
 
 All numbers are little-endian and unsigned: format (1 byte), flags (1), group (2), number of hashes (2), number of
 tokens (4); adapter number (8, signed) and name if flagged; the parent's hash if flagged; the hashes; the tokens, 4
-bytes each. A hash and a name have a length byte in front. That is 1 KiB for the tokens of a chunk of 256.
+bytes each; if flagged, what the hashes have beside tokens, as JSON. A hash and a name have a length byte in front. That
+is 1 KiB for the tokens of a chunk of 256.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from array import array
+from typing import Any
 
 from tierkv.scheduler.events.snapshots import Snapshot
 from tierkv.types.engine import GroupKind
@@ -18,8 +21,8 @@ from tierkv.types.keys import Key, split_key
 FORMAT = 1
 _HEAD = struct.Struct("<BBHHI")
 _NUMBER = struct.Struct("<q")
-_HAS_PARENT, _HAS_LORA_ID, _HAS_LORA_NAME = 1, 2, 4
-_FLAGS = _HAS_PARENT | _HAS_LORA_ID | _HAS_LORA_NAME
+_HAS_PARENT, _HAS_LORA_ID, _HAS_LORA_NAME, _HAS_EXTRA_KEYS = 1, 2, 4, 8
+_FLAGS = _HAS_PARENT | _HAS_LORA_ID | _HAS_LORA_NAME | _HAS_EXTRA_KEYS
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
@@ -32,6 +35,7 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
         _HAS_PARENT * (snapshot.parent_block_hash is not None)
         | _HAS_LORA_ID * (snapshot.lora_id is not None)
         | _HAS_LORA_NAME * (snapshot.lora_name is not None)
+        | _HAS_EXTRA_KEYS * (snapshot.extra_keys is not None)
     )
     hashes = snapshot.block_hashes
     try:
@@ -44,9 +48,45 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
             parts.append(_with_length(snapshot.parent_block_hash))
         parts += map(_with_length, hashes)
         parts.append(struct.pack(f"<{len(snapshot.tokens)}I", *snapshot.tokens))
+        if snapshot.extra_keys is not None:
+            parts.append(json.dumps(list(map(_as_json, snapshot.extra_keys))).encode())
     except struct.error as error:
         raise ValueError(f"a chunk's tokens cannot be kept: {error}") from error
     return b"".join(parts)
+
+
+def _as_json(value: Any) -> Any:  # noqa: ANN401 - as the engine has it
+    """Value in the form of JSON, which has no bytes: these are a mapping to their hex."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, tuple | list):
+        return [_as_json(one) for one in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    raise ValueError(f"{value!r:.80} in a chunk's extra keys cannot be kept: it is no text, number, bytes or tuple")
+
+
+def _from_json(value: Any) -> Any:  # noqa: ANN401 - (the same)
+    """Value of :func:`_as_json`."""
+    match value:
+        case {"hex": str(digits)}:
+            return bytes.fromhex(digits)
+        case list():
+            return tuple([_from_json(one) for one in value])
+        case None | str() | int():
+            return value
+    raise ValueError(f"{value!r:.80} is no extra key")
+
+
+def _extra_keys_of(data: bytes, num_blocks: int) -> tuple[tuple[Any, ...] | None, ...]:
+    """Values that the hash of each block has beside tokens."""
+    try:
+        found = _from_json(json.loads(data))
+    except RecursionError as error:
+        raise ValueError("extra keys are nested too deep") from error
+    if not isinstance(found, tuple) or len(found) != num_blocks or {type(one) for one in found} - {tuple, type(None)}:
+        raise ValueError(f"extra keys of {num_blocks} blocks are expected, not {data!r:.80}")
+    return found
 
 
 def _with_length(value: bytes) -> bytes:
@@ -76,9 +116,13 @@ def unpack_snapshot(data: bytes, key: Key, geometry: Geometry) -> Snapshot:
     parent = fields.take_counted() if flags & _HAS_PARENT else None
     hashes = tuple(fields.take_counted() for _ in range(num_hashes))
     tokens = struct.unpack(f"<{num_tokens}I", fields.take(4 * num_tokens))
+    extra_keys = None
+    if flags & _HAS_EXTRA_KEYS:
+        extra_keys = _extra_keys_of(fields.take(fields.left), group.chunk_tokens // group.block_tokens)
     if fields.left or hashes[-1] != chunk_hash:
         raise ValueError(f"{fields.left} bytes are left, and the chunk's hash is {hashes[-1].hex()}")
-    return Snapshot(hashes, parent, array("q", tokens), lora_id, lora_name, group, is_kept=True, is_restored=True)
+    words = array("q", tokens)
+    return Snapshot(hashes, parent, words, lora_id, lora_name, group, extra_keys, is_kept=True, is_restored=True)
 
 
 class _Fields:

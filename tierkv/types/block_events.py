@@ -8,6 +8,7 @@ does not know the credit of a GPU, so a medium is never the name that a user cho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 MEDIUM_HOST = "CPU"
 """Medium of the host tier."""
@@ -39,8 +40,11 @@ class BlockStored:
     """Number of the adapter, or None."""
     lora_name: str | None
     """Name of the adapter, or None."""
-    extra_keys: None
-    """Reserved."""
+    extra_keys: tuple[tuple[Any, ...] | None, ...] | None
+    """Per block of the group, the values in its hash beside tokens, such as pictures; None: no block has any.
+
+    A block of the group has one hash block or several. See :meth:`tierkv.types.engine.MediaRequest.extra_keys`.
+    """
     group_idx: int
     """Index of the KV cache group."""
     kind: str | None

@@ -163,6 +163,20 @@ class TokenizedRequest(Request, Protocol):
         """Name of the adapter, or None."""
 
 
+class MediaRequest(TokenizedRequest, Protocol):
+    """Request whose hashes depend on more than tokens, such as pictures among them. Optional for an engine."""
+
+    def extra_keys(self, start: int, stop: int) -> tuple[Any, ...] | None:
+        """Values in the hash of a block beside its tokens; None: there are none. Called when its store is granted.
+
+        Each value is a text, a number, bytes, or a tuple of these.
+
+        Args:
+            start: first token of the block.
+            stop: token behind its last one.
+        """
+
+
 class Block(Protocol):
     """Attributes that the scheduler reads from a GPU block."""
 

@@ -85,3 +85,28 @@ def test_a_chunk_behind_a_picture_is_found_with_this_picture_only(
     assert cached_of(again) == cached_of(below) == cached_of(after) == whole
     assert tokens_of(first) == tokens_of(again) == tokens_of(below) == tokens_of(after) == expected
     assert (counters["requests_dropped"], counters["errors_contained"]) == (0, 0)
+
+
+def test_a_router_knows_pictures_and_salts_in_every_tier(start_engine: StartEngine, tmp_path: Path) -> None:
+    """As it does of the device's blocks: the tokens alone are equal for all pictures. With the connector only, because
+    vLLM builds the events of the spec, and leaves this out."""
+    stack = {
+        "host": {"capacity": "32MiB"},
+        "tiers": [{"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "64MiB"}],
+        "events": {"self_describing": True},
+    }
+    published = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:*"}
+    arguments = {**ARGUMENTS_MORE, "kv_events_config": published}
+    setup = EngineSetup("connector", stack, model="idefics", blocks_per_chunk=2, arguments=arguments)
+    with start_engine(setup) as engine:
+        engine.call("vllm_watching:listen")
+        engine.call("vllm_request_scenarios:serve_pictures", asked=ASKED)
+        assert engine.call("vllm_scenarios:flush")
+        engine.call("vllm_watching:step")
+        heard = engine.call("vllm_watching:extra_keys")
+    device = heard["GPU"]
+    named = {block: keys for block, keys in device.items() if keys}
+    assert {len(keys) for keys in named.values()} == {1, 2}, "a salt beside a picture, or two pictures"
+    for medium in ("CPU", "STORAGE"):
+        assert heard[medium] == {block: device[block] for block in heard[medium]}
+        assert len(heard[medium].keys() & named.keys()) > len(ASKED)

@@ -128,6 +128,7 @@ class Listener:
         self._socket.connect(endpoint)
         self._socket.subscribe("")
         self.blocks: dict[str, dict[Any, tuple[int, ...]]] = defaultdict(dict)
+        self.extra_keys: dict[str, dict[Any, Any]] = defaultdict(dict)
 
     def drain(self) -> int:
         """Take in what has come; how many batches."""
@@ -148,6 +149,9 @@ class Listener:
             for block in event.block_hashes:
                 place.pop(block, None)
             return
+        self.extra_keys[event.medium or ""].update(
+            zip(event.block_hashes, event.extra_keys or [None] * len(event.block_hashes), strict=True)
+        )
         for number, block in enumerate(event.block_hashes):
             start = number * event.block_size
             place[block] = tuple(event.token_ids[start : start + event.block_size])
@@ -182,3 +186,12 @@ def heard(served: ServedEngine, prompts: Sequence[Sequence[int]]) -> dict[str, l
         if any(found):
             places[place] = found
     return places
+
+
+def extra_keys(served: ServedEngine) -> dict[str, dict[str, Any]]:
+    """By medium and block, what a router received of its hash beside tokens."""
+    listener: Listener = served.listener  # type: ignore[attr-defined]
+    listener.drain()
+    return {
+        medium: {str(block): keys for block, keys in blocks.items()} for medium, blocks in listener.extra_keys.items()
+    }

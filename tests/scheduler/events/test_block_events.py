@@ -121,6 +121,27 @@ def test_s97_a_stored_chunk_is_described_whole(index: int, parent: int | None) -
     assert event.block_hashes[-1] == keys[0][:-4]
 
 
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_what_hashes_have_beside_tokens_is_in_the_event(has_keys: bool) -> None:
+    """The tokens in the place of two pictures are equal: a router that knows no more would take one for the other."""
+    bench = Bench()
+    request = request_of()
+    request.extra_keys = lambda start, stop: (("picture", 70 - start),) if has_keys and start <= 70 < stop else None
+    (event,) = bench.drain((STORED, "host", bench.grant(request, 1)))
+    assert isinstance(event, BlockStored)
+    assert event.extra_keys == ((("picture", 6),), None, None, None) if has_keys else event.extra_keys is None
+
+
+def test_keys_that_cannot_be_told_cost_the_payload_alone() -> None:
+    """A fault in the engine ends no step."""
+    bench = Bench()
+    request = request_of()
+    request.extra_keys = lambda start, stop: request.pictures[start:stop]
+    (event,) = bench.drain((STORED, "host", bench.grant(request, 0)))
+    assert isinstance(event, BlockStored)
+    assert event.block_size == 0
+
+
 def test_s98_stored_twice_removed_once() -> None:
     """The payload is reused; the removal names all hashes once, and then the payload is forgotten."""
     bench = Bench()

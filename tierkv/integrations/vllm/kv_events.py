@@ -140,6 +140,7 @@ class KVEvents:
             block_size=block_size,
             lora_id=event.lora_id,
             lora_name=event.lora_name,
+            extra_keys=None if event.extra_keys is None else list(event.extra_keys),
             group_idx=event.group_idx,
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,

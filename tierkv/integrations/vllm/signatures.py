@@ -28,7 +28,7 @@ READ: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.request:Request": (
         *("request_id", "num_tokens", "num_prompt_tokens", "all_token_ids", "block_hashes", "cache_salt"),
         *("lora_request", "kv_transfer_params", "num_in_flight_tokens", "resumable", "skip_reading_prefix_cache"),
-        *("prefill_stats", "num_preemptions", "num_computed_tokens", "mm_features"),
+        *("prefill_stats", "num_preemptions", "num_computed_tokens", "mm_features", "trace_headers", "prompt_embeds"),
     ),
     "vllm.v1.metrics.stats:PrefillStats": (
         *("num_prompt_tokens", "num_cached_tokens", "num_local_cached_tokens", "num_external_cached_tokens"),
@@ -65,6 +65,8 @@ READ: Mapping[str, tuple[str, ...]] = {
 CALLED: Mapping[str, int] = {
     "vllm.v1.core.kv_cache_utils:resolve_kv_cache_block_sizes": 2,
     "vllm.v1.core.kv_cache_utils:maybe_convert_block_hash": 1,
+    "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys": 4,
+    "vllm.v1.core.kv_cache_utils:to_event_extra_keys": 1,
     "vllm.v1.kv_cache_interface:get_kv_cache_spec_kind": 1,
     "vllm.v1.kv_cache_interface:get_kv_cache_spec_sliding_window": 1,
     "vllm.v1.kv_offload.base:ReqContext.get_offload_key_position": 2,

@@ -108,7 +108,14 @@ class BlockEvents:
             if snapshot is None:
                 try:
                     snapshot = take_snapshot(request, group, candidate.number)
-                except (EngineProtocolError, OverflowError, TypeError) as error:
+                except (
+                    EngineProtocolError,
+                    ArithmeticError,
+                    AttributeError,
+                    LookupError,
+                    TypeError,
+                    ValueError,
+                ) as error:
                     # A fault of the engine costs a payload, never a step (promise 3).
                     self._warn_once("payload", f"events of some chunks are placeholders: {error}")
                     continue

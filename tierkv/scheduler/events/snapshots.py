@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from tierkv.errors import EngineProtocolError
 from tierkv.types.block_events import BlockStored
@@ -40,6 +41,7 @@ class Snapshot:
     lora_id: int | None
     lora_name: str | None
     group: GroupGeometry
+    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None
     storing: int = 0
     """Number of stores of the chunk in flight."""
     media: set[Medium] = field(default_factory=set)
@@ -63,7 +65,7 @@ class Snapshot:
             block_size=self.group.chunk_tokens // self.group.hashes_per_chunk,
             lora_id=self.lora_id,
             lora_name=self.lora_name,
-            extra_keys=None,
+            extra_keys=self.extra_keys,
             group_idx=self.group.index,
             kind=self.group.kind.value,
             window=None,  # only chunks of full attention have snapshots
@@ -102,4 +104,15 @@ def take_snapshot(request: Request, group: GroupGeometry, index: int) -> Snapsho
         lora_id=getattr(request, "lora_id", None),
         lora_name=getattr(request, "lora_name", None),
         group=group,
+        extra_keys=_extra_keys(request, group, start),
     )
+
+
+def _extra_keys(request: Request, group: GroupGeometry, start: int) -> tuple[tuple[Any, ...] | None, ...] | None:
+    """Values in the hash of each block of a chunk beside its tokens; None: nothing, or the engine does not say it."""
+    ask = getattr(request, "extra_keys", None)
+    if ask is None:
+        return None
+    blocks = range(start, start + group.chunk_tokens, group.block_tokens)
+    found = tuple([ask(first, first + group.block_tokens) for first in blocks])
+    return None if found.count(None) == len(found) else found

@@ -27,6 +27,7 @@ from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.connector.containment import ContainedScheduler, ContainedWorker
 from tierkv.integrations.vllm.connector.meta import StepMeta, WorkerMeta
+from tierkv.integrations.vllm.connector.requests import described_view_of, view_of
 from tierkv.integrations.vllm.connector.scheduler import NO_INSTRUCTIONS, ConnectorScheduler
 from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker
@@ -94,7 +95,10 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             stack = open_stack(config, spec, plugins=registry)
             self._sources = _sources(resolved)
             self.scheduler = ContainedScheduler(
-                ConnectorScheduler(stack, options.reset_scope), contains=contains_errors()
+                ConnectorScheduler(
+                    stack, options.reset_scope, described_view_of if config.events.self_describing else view_of
+                ),
+                contains=contains_errors(),
             )
             self._empty_step = StepMeta(NO_INSTRUCTIONS.meta, last_steps=self.scheduler.run_last_steps)
             self._stats = StatsFeed(stack)

@@ -20,6 +20,12 @@ def view_of(request: Any, weights: str = "") -> Request:  # noqa: ANN401 - vLLM'
     return plain if request.lora_request is None and not weights else ScopedView(request, weights)
 
 
+def described_view_of(request: Any, weights: str = "") -> Request:  # noqa: ANN401 - (the same)
+    """Return what :func:`view_of` does, or for a request whose hashes have more than tokens, a view that tells what."""
+    has_more = request.mm_features or request.cache_salt or request.prompt_embeds is not None
+    return ScopedView(request, weights) if has_more else view_of(request, weights)
+
+
 def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
     """Whether tierkv stores and loads for a request.
 
@@ -43,7 +49,7 @@ def _media_share_places(features: Iterable[Any]) -> bool:
 
 
 class ScopedView:
-    """View of a request whose keys have a scope: a LoRA adapter, which vLLM names elsewhere, or other weights."""
+    """View of a request with what vLLM names elsewhere: an adapter, other weights, what hashes have beside tokens."""
 
     __slots__ = ("_request", "adapter_digest")
 
@@ -101,3 +107,20 @@ class ScopedView:
         """Number of the adapter, or None."""
         adapter = self._request.lora_request
         return None if adapter is None else int(adapter.lora_int_id)
+
+    @property
+    def trace_headers(self) -> Mapping[str, str] | None:
+        """Headers that name the trace of the request."""
+        headers: Mapping[str, str] | None = self._request.trace_headers
+        return headers
+
+    def extra_keys(self, start: int, stop: int) -> tuple[Any, ...] | None:
+        """Values in the hash of a block beside its tokens, in the form of vLLM's events: pictures and their places."""
+        from vllm.v1.core.kv_cache_utils import (  # noqa: PLC0415 - vLLM is optional
+            generate_block_hash_extra_keys,
+            to_event_extra_keys,
+        )
+
+        keys, _ = generate_block_hash_extra_keys(self._request, start, stop, 0)
+        (found,) = to_event_extra_keys([keys]) or (None,)
+        return found

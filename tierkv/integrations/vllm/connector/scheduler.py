@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from tierkv.integrations.vllm.resets import reset_stack, weights_since_reset
 from tierkv.manager.contract import ResetScope
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup
 from tierkv.stack.stack import Stack
-from tierkv.types.engine import BlockTables, LoadReport, StepOutput
+from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 _log = logging.getLogger(__name__)
@@ -48,10 +48,12 @@ class ConnectorScheduler:
     Args:
         stack: an open stack.
         reset_scope: tiers that a reset empties.
+        view: what the stack gets of a request.
     """
 
-    def __init__(self, stack: Stack, reset_scope: ResetScope = "all") -> None:
+    def __init__(self, stack: Stack, reset_scope: ResetScope = "all", view: Callable[..., Request] = view_of) -> None:
         self.stack = stack
+        self._view = view
         self._reset_scope = reset_scope
         self._requests: dict[str, Any] = {}
         self._loading: set[str] = set()
@@ -75,7 +77,7 @@ class ConnectorScheduler:
         if is_served(request) and adapter is not None:
             self._requests[request.request_id] = request
             try:
-                self.stack.on_new_request(view_of(request, adapter + self._weights))
+                self.stack.on_new_request(self._view(request, adapter + self._weights))
             except EngineProtocolError as error:
                 self.drop(request.request_id, error)
 
@@ -101,7 +103,7 @@ class ConnectorScheduler:
         try:
             if num_computed_tokens and request.lora_request is not None:
                 self._adapters.check_own_hit(request.lora_request)
-            answer = self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
+            answer = self.stack.get_num_new_matched_tokens(self._view(request), num_computed_tokens)
         except EngineProtocolError as error:
             self.drop(request.request_id, error)
             return 0, False
@@ -115,7 +117,7 @@ class ConnectorScheduler:
             return
         before = self._loaded_tokens(request.request_id) if num_external_tokens else {}
         try:
-            self.stack.update_state_after_alloc(view_of(request), blocks, num_external_tokens)
+            self.stack.update_state_after_alloc(self._view(request), blocks, num_external_tokens)
         except EngineProtocolError as error:
             self.drop(request.request_id, error)
             if num_external_tokens:  # vLLM waits for this load now. The next step reports it as failed.
@@ -142,7 +144,7 @@ class ConnectorScheduler:
             self._adapters.note_served(request.lora_request)
         if self._requests.pop(request.request_id, None) is not None:
             try:
-                self.stack.request_finished(view_of(request), block_ids)
+                self.stack.request_finished(self._view(request), block_ids)
             except EngineProtocolError as error:
                 self._refusals.log(error)
                 self.stack.drop_request(request.request_id)
