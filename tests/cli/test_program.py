@@ -145,6 +145,43 @@ class TestErrors:
             done = subprocess.run(["/bin/sh", "-c", f"{line} <&- >&- 2>&-"], check=False)
             assert done.returncode == code, words
 
+    @pytest.mark.parametrize(
+        "words", [["plugins"], ["plugins", "--json"], ["check", "absent.toml", "--json"], ["--help"]]
+    )
+    def test_a_full_disk_behind_standard_output(self, words: list[str]) -> None:
+        """A report cut by a full disk must not look whole: help ended with a traceback, the others named no stream."""
+        program_path = Path(sys.executable).with_name("tierkv")
+        with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123  a device
+            done = subprocess.run([program_path, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        named = "absent.toml: no such file" if "check" in words else "standard output: No space left on device"
+        assert (done.returncode, done.stderr.startswith(f"Error: {named}")) == (2, True), done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["check", "absent.toml"], "absent.toml: no such file"),
+            (["ls"], "Missing argument 'PLACE'."),
+            (["ls", "absent", "--chunks"], "absent: there is no such file"),
+            (["top", "absent", "--jsn"], "No such option '--jsn'"),
+            (["chekc"], "No such command 'chekc'. Did you mean 'check'?"),
+        ],
+    )
+    def test_json_has_the_error(self, tierkv: Run, words: list[str], says: str) -> None:
+        """A script that reads the object got nothing, and many a reader of JSON takes nothing for success."""
+        said = tierkv(*words, "--json")
+        assert said.exit_code == 2
+        found = json.loads(said.stdout)
+        assert (found["ok"], says in found["error"]) == (False, True), found
+        assert said.stdout.count("\n") == 1, "where a command prints an object per line, this is one"
+        assert says in said.stderr
+
+    def test_json_has_one_object(self, tierkv: Run, tmp_path: Path) -> None:
+        """The findings of a wrong file are the object: a second one behind it is no JSON."""
+        (tmp_path / "stack.json").write_text('{"host": 3}')
+        said = tierkv("check", tmp_path / "stack.json", "--json")
+        assert (said.exit_code, json.loads(said.stdout)["ok"]) == (2, False)
+
     def test_debug_shows_the_traceback(self, tierkv: Run, tmp_path: Path) -> None:
         """For a report, the way to the error matters."""
         said = tierkv("--debug", "check", tmp_path / "absent.toml")

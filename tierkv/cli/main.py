@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import io
+import json
 import os
-import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tierkv import __version__
+from tierkv.cli.streams import HAS_JSON, prepare_streams
 from tierkv.errors import TierKVError
 
 if TYPE_CHECKING:
@@ -80,10 +81,22 @@ class LazyGroup(click.Group):
     """Group with names and summaries of its commands, which it does not import.
 
     A :class:`TierKVError` or an OSError raised by a command is shown as one message, with exit code 2. ``--debug`` adds
-    the traceback. An interrupted command ends with exit code 130, as in a shell.
+    the traceback. Behind ``--json`` the message is on standard output as well, as an object. An interrupted command
+    ends with exit code 130, as in a shell.
     """
 
     lazy: Mapping[str, LazyCommand] = COMMANDS
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401  click's
+    ) -> click.Context:
+        """Parse the words before a command. Help that cannot be printed ends as a command does."""
+        with _one_message(None):
+            return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the table, sorted."""
@@ -125,22 +138,36 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; show an error of tierkv or of the system as one message."""
+        wants_json = "--json" in ctx.args
         try:
-            return super().invoke(ctx)
-        except TierKVError as error:
-            raise _shown(ctx, error, str(error)) from error
-        except BrokenPipeError:
-            raise  # the reader of the output has enough: click ends the program quietly
-        except OSError as error:
-            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-            raise _shown(ctx, error, f"{where}{error.strerror or error}") from error
+            with _one_message(ctx):
+                return super().invoke(ctx)
+        except click.ClickException as error:
+            if wants_json and not ctx.meta.get(HAS_JSON):
+                with suppress(OSError):  # of standard output itself; the message follows on the other stream
+                    click.echo(json.dumps({"ok": False, "error": error.format_message()}))
+            raise
         except KeyboardInterrupt:
             click.echo("Interrupted. What was done until here stays done.", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _shown(ctx: click.Context, error: Exception, message: str) -> click.ClickException:
-    if ctx.params.get("debug"):
+@contextmanager
+def _one_message(ctx: click.Context | None) -> Iterator[None]:
+    """Turn an error of tierkv or of the system into one that click shows."""
+    try:
+        yield
+    except TierKVError as error:
+        raise _shown(ctx, error, str(error)) from error
+    except BrokenPipeError:
+        raise  # the reader of the output has enough: click ends the program quietly
+    except OSError as error:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        raise _shown(ctx, error, f"{where}{error.strerror or error}") from error
+
+
+def _shown(ctx: click.Context | None, error: Exception, message: str) -> click.ClickException:
+    if ctx is not None and ctx.params.get("debug"):
         click.echo("".join(traceback.format_exception(error)), err=True)
     return _WrongInput(message)
 
@@ -183,18 +210,8 @@ def cli(*, debug: bool) -> None:
 
 def main() -> None:
     """Run the program and end the process with its exit code."""
-    _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks ends no command
+    prepare_streams()
     cli(prog_name="tierkv")
-
-
-def _open_closed_streams() -> None:
-    """Open the null device where the program got no standard stream: a file would get its number, and our output."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
 
 
 if __name__ == "__main__":

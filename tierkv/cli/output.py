@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tierkv.cli.streams import HAS_JSON
+
 GOOD = "green"
 BAD = "bold red"
 DOUBTFUL = "yellow"
@@ -31,8 +33,11 @@ def console() -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value. Values that JSON lacks, such as paths, become text."""
+    """Print the JSON object of the command. Values that JSON lacks, such as paths, become text."""
     click.echo(json.dumps(value, indent=2, default=str))
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[HAS_JSON] = True
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:

@@ -13,6 +13,10 @@ _HEAD = """\
 # The `tierkv` program
 
 <!-- Made from the commands in tierkv/cli/ by `nox -s generate`; change that, not this page. -->
+
+A command ends with 0, 1 or 2; its help says which means what, and 130 is an interruption. With `--json`, standard
+output has one object, or one per line where the help says so. A command that cannot do its work prints one, too:
+`{"ok": false, "error": "..."}`, with the message that is on standard error.
 """
 
 _COLUMNS = 100
