@@ -217,3 +217,4 @@ def test_a_deadline_has_bounds(tierkv: Run, stack: Stack, value: str) -> None:
     said = tierkv("check", stack("folder"), "--deadline-s", value)
     assert said.exit_code == 2
     assert "--deadline-s" in said.stderr
+    assert value != "soon" or "'soon' is no number; write it without a unit" in said.stderr

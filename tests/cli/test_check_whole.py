@@ -49,6 +49,16 @@ def test_a_missing_folder_of_the_stacks_own_files_is_found(tierkv: Run, tmp_path
     assert not (tmp_path / "run.jsonl").exists()
 
 
+def test_a_record_that_is_a_directory_is_found(tierkv: Run, tmp_path: Path) -> None:
+    """The stack would not open, and the check called its folder fine."""
+    file = tmp_path / "stack.json"
+    file.write_text(json.dumps({"host": {"capacity": "8MiB"}, "record": {"path": str(tmp_path)}}))
+    said = tierkv("check", file, "--json")
+    (found,) = [found for found in json.loads(said.stdout)["findings"] if found["subject"] == "record.path"]
+    assert (said.exit_code, found["ok"], found["detail"]) == (1, False, f"{tmp_path} is a directory")
+    assert f"{tmp_path}/run.jsonl" in found["fix"]
+
+
 def test_a_host_tier_larger_than_memory_is_found(tierkv: Run, tmp_path: Path) -> None:
     """It is allocated at start: the engine would be killed, perhaps after an hour of loading weights."""
     (found,) = findings(tierkv, tmp_path, host="1PiB")

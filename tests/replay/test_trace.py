@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("absent.jsonl", None, "there is no such file"),
         ("wrong.gz", b"\x1f\x8b" + LINES.encode(), "Unknown compression method"),
         ("cut.gz", whole[: len(whole) // 2], "ended before"),
-        ("binary.jsonl", b"\xff\x00\x00", "can't decode"),
+        ("binary.jsonl", b"\xff\x00\x00", "this is no text in UTF-8; a line of a trace is a JSON object"),
         ("packed.jsonl", b"\x28\xb5\x2f\xfd\x00", "compressed with zstd; unpack it, or pack it with gzip"),
         ("windows.jsonl", LINES.encode("utf-16"), "text in UTF-16; save it as UTF-8"),
         ("table.parquet", b"PAR1\x15\x04", "Parquet's format; a line of a trace is a JSON object"),
@@ -81,6 +81,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             path.write_bytes(content)
         with pytest.raises(ConfigError, match=words):
             list(read_trace(path))
+    with pytest.raises(ConfigError, match="this is a directory; a line of a trace is"):
+        list(read_trace(tmp_path))
 
 
 FULL = (

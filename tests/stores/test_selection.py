@@ -100,6 +100,8 @@ def test_other_files_are_refused_by_name(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(ConfigError, match=r"file\.json"):
         read_namespace_file(file)
+    with pytest.raises(ConfigError, match=r"Is a directory\. Give a namespace\.json of a tier"):
+        read_namespace_file(tmp_path)
 
 
 def test_a_description_gives_back_its_namespace() -> None:

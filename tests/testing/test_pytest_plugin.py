@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,11 @@ def test_tests_of_the_author_are_not_in_the_report(pytester: pytest.Pytester) ->
     for suite in report_of(path).values():
         assert suite["tests"]
         assert "test_of_the_author" not in suite["tests"]
+
+
+@pytest.mark.parametrize(("name", "package"), [("BackendConformance", "pytest"), ("PolicyConformance", "hypothesis")])
+def test_the_kit_names_what_it_needs(name: str, package: str) -> None:
+    """An author who installed the core alone read that there is no module of a name that no page of ours has."""
+    hidden = f"import sys; sys.modules[{package!r}] = None; from tierkv.testing import {name}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    assert f"{name} needs the package {package}; in a checkout of tierkv: pip install '.[testing]'" in done.stderr

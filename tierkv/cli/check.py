@@ -16,6 +16,7 @@ from rich.text import Text
 from tierkv.abc import CheckResult
 from tierkv.cli.check_whole import check_files, check_plan, check_quotas, check_spans, check_whole
 from tierkv.cli.output import Cell, print_json, print_table, verdict
+from tierkv.cli.values import FiniteRange
 from tierkv.config import HostConfig, ResolvedTier, format_size, load_sound_part, resolve_parts
 from tierkv.config.problems import Problem, raise_problems, without_consequences
 from tierkv.plugins.loading import load_plugins
@@ -38,13 +39,13 @@ class TierCheck:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--deadline-s",
-    type=click.IntRange(min=1, max=3600),
+    type=FiniteRange(min=1, max=3600),
     default=PROBE_DEADLINE_S,
     show_default=True,
     help="Seconds to wait for the probes of all tiers together.",
 )
 @click.pass_context
-def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) -> None:
+def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: float) -> None:
     """Validate STACK and probe its tiers. Stored chunks stay as they are.
 
     Runs the checks of each backend (such as: the path is writable, there is room, the bucket answers) and names the

@@ -80,6 +80,9 @@ def check_files(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
             elif not os.access(folder, os.W_OK | os.X_OK):
                 fix = f"give this user the right to write in it, {other}"
                 yield "stack", CheckResult(key, ok=False, detail=f"this user may not write in {folder}", fix=fix)
+            elif Path(name).is_dir():
+                fix = f"let {key} name a file, such as {Path(name) / 'run.jsonl'}"
+                yield "stack", CheckResult(key, ok=False, detail=f"{name} is a directory", fix=fix)
             else:
                 yield "stack", CheckResult(key, ok=True, detail=f"{folder} can be written")
 

@@ -111,12 +111,16 @@ _SIZE = re.compile(r"[0-9.]+ ?[KMGTP]?i?B?")
 
 
 def _hint(text: str, error: str) -> str:
-    """Return a hint where the line of a TOML error repeats a key, or has text without quotes, such as a size."""
+    """Return a hint where the line of a TOML error repeats a key or a table, or has text in other quotes or none."""
     place = re.search(r"\(at line (\d+)", error)
     line = text.splitlines()[int(place[1]) - 1].strip() if place else ""
     key, _, value = (part.strip() for part in line.partition("="))
     if error.startswith("Cannot overwrite a value"):
         return f"; key {key!r} occurs twice in one table; keep one"
+    if error.startswith("Cannot declare"):
+        return f"; keep one {line}, with the keys of both"
+    if "\u201c" in line or "\u201d" in line:
+        return '; TOML takes straight quotes: "'
     if not re.fullmatch(r"[\w.-]+", key) or not re.fullmatch(r"[\w./:+ -]+", value):
         return ""
     try:

@@ -105,7 +105,10 @@ def read_lines(path: Path, units_per_s: float = MS) -> Iterator[TraceLine]:
                     yield line
     except FileNotFoundError as error:
         raise ConfigError(f"trace {path}: there is no such file") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        what = "a directory" if isinstance(error, IsADirectoryError) else "no text in UTF-8"
+        raise ConfigError(f"{place}: this is {what}; {_FIX}") from error
+    except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{place}: the file cannot be read further: {reason}") from error
     if before_s == -math.inf:

@@ -148,11 +148,10 @@ def read_namespace_file(path: Path) -> list[Namespace]:
     """
     try:
         return [Namespace.from_description(each) for each in _descriptions(json.loads(read_short_file(path)))]
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (TypeError, ValueError, RecursionError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{path}: {error}. Give a namespace.json of a tier, a tierkv-export.json, or the output of "
+            f"{path}: {reason}. Give a namespace.json of a tier, a tierkv-export.json, or the output of "
             "`tierkv ls --json`"
         ) from error
 

@@ -19,6 +19,7 @@ fault injection must not need pytest.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,15 +28,20 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendConformance", "PolicyConformance"]
 
+_HOMES = {"BackendConformance": "tierkv.testing.conformance", "PolicyConformance": "tierkv.testing.conformance.policy"}
+"""Module of each name."""
+
 
 def __getattr__(name: str) -> object:
-    """Import the kit on first use."""
-    if name == "BackendConformance":
-        from tierkv.testing.conformance import BackendConformance  # noqa: PLC0415  # lazy on purpose, see above
+    """Import the kit on first use.
 
-        return BackendConformance
-    if name == "PolicyConformance":
-        from tierkv.testing.conformance.policy import PolicyConformance  # noqa: PLC0415  # as above
-
-        return PolicyConformance
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Raises:
+        ModuleNotFoundError: a package that tests need is not installed.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        fix = "in a checkout of tierkv: pip install '.[testing]'"
+        raise ModuleNotFoundError(f"{name} needs the package {error.name}; {fix}", name=error.name) from error

@@ -527,6 +527,12 @@ def test_a_request_needs_its_record(run: Run, stack: Path) -> None:
     assert (done.exit_code, "give --record as well" in done.output) == (2, True)
 
 
+def test_a_tier_is_not_warmed_from_itself(run: Run, stack: Path) -> None:
+    """The message said that no tier is below the bucket, which is another mistake."""
+    done = run("warm", stack, "--from", "objects", "--to", "objects")
+    assert (done.exit_code, "copied to the tier itself; give another --from or --to" in done.output) == (2, True)
+
+
 def test_verify_says_what_an_export_lacks(run: Run, stack: Path, tmp_path: Path) -> None:
     """A backup that lost files on its way, or was interrupted, has only whole chunks and is no backup."""
     folder = tmp_path / "backup"

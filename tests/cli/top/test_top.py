@@ -270,6 +270,7 @@ def test_no_answer_is_named(tierkv: Run) -> None:
     done = tierkv("top", ":1", "--json")
     assert done.exit_code == 2
     assert "http://127.0.0.1:1/metrics does not answer" in done.output
+    assert "does the engine run, and serve its metrics there?" in done.output
     assert "asked again" not in done.output, "nothing asks again: the command has ended"
 
 

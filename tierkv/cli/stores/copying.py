@@ -264,7 +264,9 @@ def _up(stack: str, found: Target, from_tier: str | None, to_tier: str | None) -
         raise ConfigError(f"{stack}: no tier to copy to can be written")
     below = places[places.index(goal) + 1 :]
     sources = [place for place in (below if from_tier is None else places) if from_tier in (None, place.name)]
-    if not sources or goal in sources:
+    if goal in sources:
+        raise ConfigError(f"--from {goal.name}: chunks would be copied to the tier itself; give another --from or --to")
+    if not sources:
         raise ConfigError(f"{stack}: there is no tier below {goal.name!r} to copy from; choose with --from and --to")
     return goal, sources
 

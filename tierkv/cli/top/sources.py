@@ -107,7 +107,8 @@ class MetricsPort:
             raise NoSampleError(f"{self.name} answers {error.code} {error.reason}{hint}") from error
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            raise NoSampleError(f"{self.name} does not answer: {reason}") from error
+            hint = "does the engine run, and serve its metrics there?"
+            raise NoSampleError(f"{self.name} does not answer: {reason}; {hint}") from error
         return body.decode(errors="replace")
 
 
