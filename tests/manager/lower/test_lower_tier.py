@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.lower.presence_cache import DOUBTS_MAX
 from tierkv.manager.lower.residency import HEADROOM_FRAMES_MAX
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.prefix_order import CHAIN_MAX
@@ -117,6 +118,28 @@ def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
     tier.mark_absent(A, 0.0)
     assert tier.presence(A, 4.9) is MISS
     assert tier.presence(A, 5.0) is (HIT if capabilities is DISK else RETRY)
+
+
+@pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
+def test_one_failed_read_is_doubted_briefly(capabilities: Capabilities) -> None:
+    """A single fault made the chunks of a read misses for five seconds. One that cannot be read is doubted as long as
+    before from its second failure on, unless that is much later."""
+    tier = tier_of(capabilities)
+    tier.stored(content_of([(A, 10)]), 0.0)
+    known = HIT if capabilities is DISK else RETRY
+    for now, doubted_s in ((1.0, 0.5), (2.0, 5.0), (8.0, 5.0), (80.0, 0.5)):
+        tier.presence_cache.expire(now)  # as each step does
+        tier.mark_absent(A, now, briefly=True)
+        assert tier.presence(A, now + doubted_s - 0.1) is MISS
+        assert tier.presence(A, now + doubted_s) is known
+
+
+def test_doubts_are_bounded() -> None:
+    """A tier of which every read fails: the table of doubts does not grow with it."""
+    tier = tier_of(DISK)
+    for i in range(DOUBTS_MAX + 10):
+        tier.mark_absent(make_key(b"chunk %d" % i, 0), 0.0)
+    assert len(tier.presence_cache._doubted) == DOUBTS_MAX
 
 
 @pytest.mark.parametrize("capabilities", [DISK, OBJECTS])

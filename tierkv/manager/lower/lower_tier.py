@@ -72,7 +72,7 @@ class LowerTierLimits:
     presence_keys_max: int = 1_000_000
     """Answers kept."""
     suspect_ttl_s: float = 5.0
-    """Time for which a chunk whose read failed counts as absent."""
+    """Time for which a chunk whose reads failed counts as absent; after a first failure it is shorter."""
     seen_keys_max: int = 1_000_000
     """Chunks that a tier with ``ON_REUSE`` remembers as seen once."""
     exact: bool = True
@@ -264,9 +264,9 @@ class LowerTier:
         ttl = self._present_s if present else self._absent_s
         self.presence_cache.put(key, now + ttl, present=present, answered=now)
 
-    def mark_absent(self, key: Key, now: float) -> None:
+    def mark_absent(self, key: Key, now: float, *, briefly: bool = False) -> None:
         """Count ``key`` as absent for a while, as a read of it failed; until the tier returns to service, at most."""
-        self.presence_cache.doubt(key, now + self.limits.suspect_ttl_s)
+        self.presence_cache.doubt(key, now, self.limits.suspect_ttl_s, briefly=briefly)
 
     # -- stored and deleted ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
 
 from tierkv.structures.fifo_index import FifoIndex
 from tierkv.types.keys import Key
@@ -17,6 +16,9 @@ EXPIRED_PER_STEP_MAX = 64
 
 DOUBTS_MAX = 1024
 """Doubts that are remembered, the latest ones: the return of a tier ends them in one step."""
+
+FIRST_DOUBT_S = 0.5
+"""Seconds for which a chunk counts as absent after one failed read. A single fault costs few hits."""
 
 
 class PresenceCache:
@@ -33,7 +35,7 @@ class PresenceCache:
         self._until = array("d")
         self._answered = array("d")
         self._present = bytearray()
-        self._doubted: deque[Key] = deque(maxlen=DOUBTS_MAX)
+        self._doubted: dict[Key, float] = {}  # time of the latest doubt
         self.any = False
         """Whether there are answers, expired or not. While False, callers skip the lookup."""
 
@@ -66,10 +68,16 @@ class PresenceCache:
         self._answered[row] = answered
         self._present[row] = present
 
-    def doubt(self, key: Key, until: float) -> None:
-        """Count a chunk as absent until a time, or until :meth:`end_doubts`, because a read of it failed."""
-        self.put(key, until, present=False)
-        self._doubted.append(key)
+    def doubt(self, key: Key, now: float, ttl_s: float, *, briefly: bool = False) -> None:
+        """Count a chunk as absent for ``ttl_s``, or until :meth:`end_doubts`, because a read of it failed.
+
+        briefly: for :data:`FIRST_DOUBT_S` if that was the first failure within a minute.
+        """
+        is_first = now >= self._doubted.pop(key, -math.inf) + EXPIRED_KEPT_S
+        self.put(key, now + (min(FIRST_DOUBT_S, ttl_s) if briefly and is_first else ttl_s), present=False)
+        if len(self._doubted) == DOUBTS_MAX:
+            del self._doubted[next(iter(self._doubted))]
+        self._doubted[key] = now
 
     def end_doubts(self) -> None:
         """Ask again about chunks that are doubted, and were not answered for since."""

@@ -278,7 +278,7 @@ class InFlightOps:
                 tier.residency.schedule_delete(key)
         elif outcome.kind is not OutcomeKind.UNWANTED:
             self._counters.reads_failed[tier.name] += 1
-            tier.mark_absent(key, self._step.now)
+            tier.mark_absent(key, self._step.now, briefly=outcome.kind is OutcomeKind.FAILED)
 
     def _write_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         keys, slots, written, well = pending.op.keys, pending.slots, pending.op.ranks, OutcomeKind.OK
