@@ -372,6 +372,14 @@ def test_a_group_that_cannot_be_served_is_named(spec: Any, group: dict[str, Any]
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_layers_that_read_a_prompt_both_ways_are_named_and_not_the_settings_that_follow() -> None:
+    """VLLM switches both settings off for these (HRM-Text), whatever a user writes: they would be no fix."""
+    both_ways = kv_cache_config(FullAttentionSpec(block_size=16, non_causal=True, **HEADS))
+    off = vllm_config(cache__enable_prefix_caching=False, scheduler__enable_chunked_prefill=False)
+    with pytest.raises(ConfigError, match="tokens behind them"):
+        engine_spec(off, both_ways)
+
+
 def test_a_model_without_a_kv_cache_is_refused_by_name() -> None:
     """VLLM creates a connector for an encoder of embeddings, too."""
     bare = kv_cache_config(FULL)

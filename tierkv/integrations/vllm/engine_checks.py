@@ -20,23 +20,33 @@ DRAFTS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of speculation whose draft has a KV cache that tierkv stores and loads."""
 
 
-def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has no types here
-    """Check that the engine can compute the rest of a prompt behind a loaded prefix.
-
-    vLLM switches both prefix caching and chunked prefill off where its attention cannot do this, such as for
-    multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
+def check_model(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has no types here
+    """Check that an answer depends on the KV of a prompt, and this on the prompt, as vLLM hashes it, alone.
 
     Raises:
-        ConfigError: both are off, the answer needs more of a prompt's tokens than their KV, the model has an encoder,
-            or positions that only its encoder knows, or answers by diffusion, or vLLM hashes no media. The message
-            names the settings and the fix.
+        ConfigError: the answer needs more of a prompt's tokens than their KV, the model has an encoder, or positions
+            that only its encoder knows, or answers by diffusion, or vLLM hashes no media. The message names the
+            settings and the fix.
     """
     _check_experts(getattr(vllm_config, "aux_output_config", None))
     _check_pooling(vllm_config.model_config)
     _check_decoder(vllm_config.model_config)
     _check_positions(vllm_config.model_config)
+    _check_media(vllm_config.model_config, caches=bool(vllm_config.cache_config.enable_prefix_caching))
+
+
+def check_context(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that the engine can compute the rest of a prompt behind a loaded prefix.
+
+    vLLM switches both prefix caching and chunked prefill off where its attention cannot do this, such as for
+    multi-head latent attention on a CPU without AMX. It would still accept a loaded prefix, and compute wrong tokens.
+    To be called when the layers have been checked: vLLM also does it for layers that read a prompt in both directions,
+    and there these settings are no fix.
+
+    Raises:
+        ConfigError: both are off. The message names the settings and the fix.
+    """
     caches = bool(vllm_config.cache_config.enable_prefix_caching)
-    _check_media(vllm_config.model_config, caches=caches)
     splits = bool(vllm_config.scheduler_config.enable_chunked_prefill)
     if caches or splits:
         return

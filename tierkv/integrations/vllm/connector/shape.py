@@ -22,7 +22,13 @@ from vllm.v1.kv_cache_interface import (
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words, named_backends
-from tierkv.integrations.vllm.engine_checks import check_cache, check_context, check_nodes, check_speculation
+from tierkv.integrations.vllm.engine_checks import (
+    check_cache,
+    check_context,
+    check_model,
+    check_nodes,
+    check_speculation,
+)
 from tierkv.integrations.vllm.identity.files import digest_of, model_name
 from tierkv.integrations.vllm.identity.weights import revision_of, weights_words
 from tierkv.integrations.vllm.pages import group_runs
@@ -53,10 +59,11 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     """
     _check_engine(vllm_config)
     check_cache(len(kv_cache_config.kv_cache_groups))
-    check_context(vllm_config)
+    check_model(vllm_config)
     check_speculation(vllm_config)
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         check_group(f"KV cache group {index}, layers {_names(group.layer_names)}", group)
+    check_context(vllm_config)
     hash_block_tokens = _hash_block_tokens(vllm_config, kv_cache_config)
     check_states(kv_cache_config.kv_cache_groups, hash_block_tokens)
     model, cache = vllm_config.model_config, vllm_config.cache_config

@@ -18,6 +18,7 @@ from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.device import device_words, named_backends
 from tierkv.integrations.vllm.engine_checks import (
     check_context,
+    check_model,
     check_nodes,
     check_role,
     check_speculation,
@@ -125,10 +126,11 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             transfer = vllm_config.kv_transfer_config
             if transfer.kv_connector == "OffloadingConnector":  # otherwise the role is that of a connector around it
                 check_role(transfer)
-            check_context(vllm_config)
+            check_model(vllm_config)
             check_nodes(vllm_config)
             check_speculation(vllm_config)
             rank, states = self.config.parallel.rank, layer_states(self.config.groups)
+            check_context(vllm_config)
             note = None
             if rank == 0:
                 facts = weights_words(vllm_config)
