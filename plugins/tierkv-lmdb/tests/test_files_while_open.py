@@ -67,6 +67,29 @@ def test_files_that_change_while_open(tmp_path: Path, what: str) -> None:
     assert run_child(DAMAGED_WHILE_OPEN, tmp_path, what) == "stored 40\n"
 
 
+@pytest.mark.parametrize("length", [0, 5])
+def test_a_short_read_of_the_lock_file_costs_no_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """A network file system may return a part of what was asked for. That counted as an overwritten file: the tier
+    started empty."""
+    backend = open_at(tmp_path)
+    for number in range(10):
+        assert put(backend, {key(number): FRAME}) == [None]
+    read, short = os.pread, [length]
+
+    def once_short(fd: int, size: int, offset: int) -> bytes:
+        return read(fd, short.pop() if short and size == 8 else size, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", once_short)
+        get(backend, key(0))
+    assert not short, "it was read"
+    write_until_stored(backend, 50)
+    assert get(backend, *map(key, range(10))) == [FRAME] * 10
+    backend.close()
+
+
 ROOT_FIELDS = {"flags": (4, 2), "depth": (6, 2), "leaf pages": (16, 8), "overflow pages": (24, 8), "root": (40, 8)}
 """Offset and length of fields in LMDB's description of a tree, which follows the tree's name."""
 

@@ -39,6 +39,9 @@ class FileWatch:
         self._data_bytes, self._lock_bytes = data.st_size, lock.st_size
         self._lock_fd = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
         self._lock_header = os.pread(self._lock_fd, _LOCK_HEADER_BYTES, 0)
+        if len(self._lock_header) < _LOCK_HEADER_BYTES:
+            os.close(self._lock_fd)
+            raise OSError(f"{self._lock} was read in part")
 
     def find_trouble(self) -> Trouble | None:
         """Trouble with a file: it was removed, replaced, truncated or overwritten, or cannot be looked at.
@@ -63,7 +66,8 @@ class FileWatch:
                 _fill_up(name, needed)
                 return Trouble(f"{name} was truncated to {size} bytes", is_damage=True)
         if lock_header != self._lock_header:
-            return Trouble(f"{self._lock} was overwritten", is_damage=True)
+            is_whole = len(lock_header) == _LOCK_HEADER_BYTES  # otherwise the read failed: the file is long enough
+            return Trouble(f"{self._lock} {'was overwritten' if is_whole else 'was read in part'}", is_damage=is_whole)
         self._data_bytes = data.st_size
         return None
 
