@@ -243,6 +243,31 @@ def test_modules_that_adapters_may_change_make_another_namespace(fields: dict[st
     assert ("adapters" in weights_words(config)) is is_other
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "has_pictures", "counts"),
+    [("mistral", True, True), ("mistral", False, False), ("plain", True, False), ("model", True, False)],
+)
+def test_a_tokenizer_that_prepares_pictures_counts_by_its_content(
+    tmp_path: Path, tokenizer: str, has_pictures: bool, counts: bool
+) -> None:
+    """VLLM hashes the raw picture, and one of Mistral's tokenizers says in how many pieces it is cut."""
+    for name in ("model", "plain", "mistral"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "mistral" / "tekken.json"
+
+    def words(content: str) -> dict[str, str]:
+        file.write_text(content, encoding="utf-8")
+        model = SimpleNamespace(
+            dtype="float32", quantization=None, hf_overrides={}, model=tmp_path / "model",
+            tokenizer=tmp_path / tokenizer, multimodal_config=SimpleNamespace() if has_pictures else None,
+        )  # fmt: skip
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None))
+
+    first = words("a")
+    assert words("a") == first
+    assert ("tokenizer" in first) is (words("b") != first) is counts
+
+
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 TRAINED = DYNAMIC | {"max_trained_positions": 2048}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tierkv.integrations.vllm.identity.files import digest_of, folder_digest, read_family, reads_params
@@ -89,6 +90,7 @@ def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
         "classes": getattr(model, "model_class_overrides", None),
         "skips": getattr(getattr(vllm_config, "cache_config", None), "kv_cache_dtype_skip_layers", None),
         "media": media,
+        "tokenizer": _preparing_tokenizer(model) if config is not None else None,
         "adapters": _adapter_settings(getattr(vllm_config, "lora_config", None), model.dtype),
     }
 
@@ -112,6 +114,19 @@ def _config_format(model: Any) -> str:  # noqa: ANN401 - (the same)
     if kind not in {"auto", "hf", "mistral"}:
         return kind
     return "mistral" if reads_params(str(getattr(model, "model", "")), kind) else ""
+
+
+def _preparing_tokenizer(model: Any) -> str:  # noqa: ANN401 - (the same)
+    """Identity of a tokenizer from another place than the weights, if it also prepares pictures and sounds.
+
+    That of Mistral's format does (Pixtral, Voxtral): its file has the size of a picture and the rate of a sound.
+    """
+    place = str(getattr(model, "tokenizer", None) or "")
+    if place in {"", str(model.model)}:
+        return ""
+    if (file := Path(place) / "tekken.json").is_file():
+        return folder_digest(str(file))
+    return place if getattr(model, "tokenizer_mode", None) == "mistral" else ""
 
 
 def _parts(config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
