@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from redis import exceptions
 from valkey_servers import ValkeyCluster, ValkeyServer, until
-from valkey_support import context, frames, opened
+from valkey_support import context, frames, heals, opened
 
 import tierkv_valkey
 from tierkv.abc import CheckResult
@@ -117,6 +117,27 @@ def test_a_password_is_read_from_the_environment(tmp_path: Path, monkeypatch: py
         with opened(server.url, password_env="TEAM_B") as tier:
             tier.put(frames(3))
         assert not checked(server.url, username="someone")["login"].ok
+
+
+def test_a_password_in_a_file_may_be_replaced(tmp_path: Path) -> None:
+    """The environment of a process keeps the password of its start: engines had to be restarted with a new one."""
+    file = tmp_path / "password"
+    with pytest.raises(ValueError, match="no such file"):
+        ValkeyOptions(url="valkey://127.0.0.1", password_file=str(file))
+    file.write_text(f"{PASSWORD}\n", encoding="utf-8")
+    with ValkeyServer(tmp_path / "server", password=PASSWORD) as server:
+        with opened(server.url, password_file=str(file)) as tier:
+            stored = frames(3)
+            tier.put(stored)
+            server.ask("CONFIG", "SET", "requirepass", "another")
+            server.password = "another"
+            server.ask("CLIENT", "KILL", "TYPE", "normal")
+            assert any("wants a password" in str(error) for error in tier.write(stored))
+            file.unlink()
+            assert any("No such file" in str(error) for error in tier.write(stored)), "and no exception"
+            file.write_text("another\n", encoding="utf-8")
+            heals(tier, stored)
+        assert str(file) in checked(server.url, password_file=str(file))["login"].detail
 
 
 def test_no_message_has_the_password(

@@ -5,7 +5,6 @@ Only a write shows whether a server may be written: a short value with a unique 
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -41,9 +40,13 @@ def check(options: ValkeyOptions, _capacity_bytes: int | None) -> Iterator[Check
 
 def _check_login(options: ValkeyOptions) -> CheckResult:
     user = f"user {options.username!r}" if options.username else "the default user"
-    if os.environ.get(options.password_env):
-        return CheckResult("login", ok=True, detail=f"{user}, password from {options.password_env}")
-    detail = f"no password: {options.password_env} is not set in the environment"
+    source = options.password_file or options.password_env
+    try:
+        if options.password():
+            return CheckResult("login", ok=True, detail=f"{user}, password from {source}")
+    except OSError as error:
+        return CheckResult("login", ok=False, detail=f"{source}: {error.strerror}", fix="make the file readable")
+    detail = f"no password: {source} {'is empty' if options.password_file else 'is not set in the environment'}"
     if options.username:
         return CheckResult("login", ok=False, detail=f"{user}, {detail}", fix=CREDENTIALS)
     return CheckResult("login", ok=True, detail=detail)

@@ -16,7 +16,10 @@ PORT_MAX = 65535
 PREFIX_CHARS_MAX = 64
 TTL_S_MAX = 10 * 366 * 86400.0
 DATABASES_MAX = 1 << 16
-CREDENTIALS = "set the password in the environment variable that password_env names, and the user in username"
+CREDENTIALS = (
+    "set the password in the environment variable that password_env names, or in the file password_file, and the user "
+    "in username"
+)
 
 _HOST = re.compile(r"(?P<v6>\[[0-9A-Fa-f:.%]+\])|(?P<name>[A-Za-z0-9_.-]+)")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
@@ -98,6 +101,9 @@ class ValkeyOptions:
     """User of an access control list."""
     password_env: str = "TIERKV_VALKEY_PASSWORD"  # noqa: S105  the name of a variable
     """Environment variable with the password. Without it, connections do not authenticate."""
+    password_file: str | None = None
+    """File with the password, in place of the variable. Each new connection reads it, so that the password may be
+    replaced while engines run."""
     sentinel_password_env: str = "TIERKV_VALKEY_SENTINEL_PASSWORD"  # noqa: S105  the name of a variable
     """Environment variable with the password of the sentinels."""
     ca_file: str | None = None
@@ -138,6 +144,8 @@ class ValkeyOptions:
                 f"prefix = {self.prefix!r}: give 1 to {PREFIX_CHARS_MAX} letters, digits, '.', ':', '_' and '-'; "
                 "braces would put all chunks in one slot"
             )
+        if self.password_file is not None and not os.path.isfile(self.password_file):  # noqa: PTH113  text
+            raise ValueError(f"password_file = {self.password_file!r}: there is no such file")
         self._check_seconds()
         self._check_tls(tls=location.tls)
 
@@ -158,6 +166,21 @@ class ValkeyOptions:
                 raise ValueError(f"{name} = {value!r}: there is no such file")
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file: give both, or neither")
+
+    def password(self) -> str | None:
+        """Password of the user at this moment; None: there is none.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self.password_file is None:
+            return os.environ.get(self.password_env) or None
+        with open(self.password_file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  the value is text
+            return file.read().strip("\r\n") or None
+
+    def sentinel_password(self) -> str | None:
+        """Password of the sentinels at this moment; None: there is none."""
+        return os.environ.get(self.sentinel_password_env) or None
 
     @property
     def location(self) -> Location:

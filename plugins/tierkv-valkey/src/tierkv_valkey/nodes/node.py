@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -184,14 +183,14 @@ class Connector:
     def node(self, address: Address) -> Node:
         """A server with the data."""
         options = self.options
-        password = os.environ.get(options.password_env) or None
-        return self._node(address, db=options.location.database, username=options.username, password=password)
+        return self._node(address, options.password, db=options.location.database, username=options.username)
 
     def sentinel(self, address: Address) -> Node:
         """A server without data, and with a password of its own."""
-        return self._node(address, password=os.environ.get(self.options.sentinel_password_env) or None)
+        return self._node(address, self.options.sentinel_password)
 
-    def _node(self, address: Address, **login: object) -> Node:
+    def _node(self, address: Address, password: Callable[[], str | None], **login: object) -> Node:
+        """A server. password: asked for each connection, since it may be replaced meanwhile."""
         options = self.options
         settings: dict[str, Any] = {
             "host": address.host,
@@ -213,4 +212,4 @@ class Connector:
                 "ssl_certfile": options.cert_file,
                 "ssl_keyfile": options.key_file,
             }
-        return Node(address, lambda: open_wire(kind, settings), options.timeout_s)
+        return Node(address, lambda: open_wire(kind, {**settings, "password": password()}), options.timeout_s)
