@@ -199,6 +199,20 @@ class TestErrors:
         assert said.exit_code == 1
         assert said.stderr.startswith("Error: this command cannot be loaded: No module named 'tierkv.no_such_module'")
 
+    def test_an_interrupted_import(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C in the first half second reaches the body of a class. Python 3.11 raises a RuntimeError for it there,
+        which was shown as a traceback."""
+        source = "try:\n    raise KeyboardInterrupt\nexcept BaseException as err:\n    raise RuntimeError from err\n"
+        (tmp_path / "tierkv_slow_import.py").write_text(source, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        class Group(LazyGroup):
+            lazy: Mapping[str, LazyCommand] = MappingProxyType({"sing": LazyCommand("tierkv_slow_import:sing", "")})
+
+        said = CliRunner().invoke(Group("tierkv"), ["sing"])
+        assert said.exit_code == 130
+        assert said.stderr == "Interrupted. What was done until here stays done.\n"
+
     def test_a_slot_that_holds_no_command(self) -> None:
         """A typo in our own table is a bug, and must look like one."""
         with pytest.raises(TypeError, match="is not a command"):

@@ -147,7 +147,10 @@ class LazyGroup(click.Group):
                 with suppress(OSError):  # of standard output itself; the message follows on the other stream
                     click.echo(json.dumps({"ok": False, "error": error.format_message()}))
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            # Before Python 3.12, an interruption of an import may arrive as the cause of a RuntimeError.
+            if not any(isinstance(one, KeyboardInterrupt) for one in (error, error.__cause__)):
+                raise
             click.echo("Interrupted. What was done until here stays done.", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
 

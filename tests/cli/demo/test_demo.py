@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,22 @@ def test_damage_at_rest_is_refused_and_recomputed(tmp_path: Path) -> None:
     assert report["chunks_corrupt"] > 5
     assert report["tokens_equal"] is True
     assert report["problems"] == []
+
+
+def test_an_interruption_is_one_line(tmp_path: Path) -> None:
+    """Ctrl-C reaches the program and the processes of its phases: each of them printed a traceback."""
+    command = [sys.executable, "-I", "-m", "tierkv.cli.main", "demo", "--workdir", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        patience_s = time.monotonic() + 120
+        while not list(tmp_path.glob("objects/*")) and run.poll() is None:  # a phase serves
+            assert time.monotonic() < patience_s
+            time.sleep(0.05)
+        os.killpg(run.pid, signal.SIGINT)
+        _, said = run.communicate(timeout=120)
+    assert run.returncode == 130
+    assert said.strip() == "Interrupted. What was done until here stays done."
 
 
 def test_sliding_windows(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from tierkv.cli.demo.phases import Phase, PhaseFailedError, PhaseResult
@@ -19,7 +21,8 @@ def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseRe
     context = multiprocessing.get_context("spawn")
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_child, args=(phase, child_end), name=f"tierkv-demo-{phase.name}")
-    process.start()
+    with _without_interruptions():
+        process.start()
     child_end.close()
     result: PhaseResult | None = None
     try:
@@ -42,12 +45,21 @@ def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseRe
     return result
 
 
+@contextmanager
+def _without_interruptions() -> Iterator[None]:
+    """Ignore Ctrl-C, also in a process that is started meanwhile: it ends when this one closes its connection."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _child(phase: Phase, parent: Connection) -> None:
     from tierkv.cli.demo.serving import run_phase  # noqa: PLC0415 - torch, and only in the child
 
-    try:
-        parent.send(("result", run_phase(phase, lambda done: parent.send(("progress", done)))))
-    except TierKVError as error:
-        parent.send(("error", str(error)))
-    finally:
-        parent.close()
+    with parent, suppress(BrokenPipeError):  # the parent was interrupted
+        try:
+            parent.send(("result", run_phase(phase, lambda done: parent.send(("progress", done)))))
+        except TierKVError as error:
+            parent.send(("error", str(error)))
