@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from calls import calls_of
 
-from tierkv.errors import TierKVError
+from tierkv.dispatch.threads.copy_pool import CopyPool
+from tierkv.dispatch.threads.spawn import Handle, Runner
+from tierkv.errors import NoThreadError, TierKVError
 from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
@@ -223,6 +225,21 @@ def test_each_part_of_a_load_fails_alone(divided: tuple[Bench, Threads]) -> None
     for tensor, wanted in zip(bench.tensors, before, strict=True):
         wanted[[1, 3, 4, 5]] = 0
         assert np.array_equal(tensor, wanted)
+
+
+def test_a_part_that_no_thread_takes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """In a container at its limit of threads every store failed, tiers looked healthy, and no line said why."""
+
+    def no_thread(_name: str, _runner: Runner) -> Handle:
+        raise NoThreadError("no thread can be started")
+
+    bench, pool = Bench(7), CopyPool(1, spawn=no_thread)
+    bench.copies = HostCopies(RankSlice(bench.arena, bench.sealer, bench.geometry), bench.pages, pool.submit)
+    ids = list(range(7))
+    assert bench.copies.start(bench.job(ids, ids, store=True)).result().failed == set(KEYS[:7])
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "event=chunk_not_copied" in line
+    assert "no thread" in line
 
 
 def test_a_void_slot_is_in_no_run() -> None:

@@ -278,7 +278,7 @@ CHUNK_NOT_COPIED = LogEvent(
     logging.ERROR,
     "a chunk could not be copied between host and GPU; its tokens are computed",
     ("key", "reason"),
-    "See the reason: too little GPU memory (`host.gpu_staging`), or a GPU that failed.",
+    "See the reason: too little GPU memory (`host.gpu_staging`), a GPU that failed, or no thread (`ulimit -u`).",
 )
 LOADS_FAILED = _warning(
     "loads_failed",

@@ -70,7 +70,8 @@ class HostCopies:
 
     def start(self, job: TransferJob) -> HostTransfer:
         """Submit a job to copy threads. Does not wait."""
-        return HostTransfer(job, self._parts(job), self._layout, self._run, self._submit, self._wait_for)
+        fail = partial(log_failure, self._rank_slice.log)
+        return HostTransfer(job, self._parts(job), self._layout, self._run, self._submit, self._wait_for, fail)
 
     def _parts(self, job: TransferJob) -> Sequence[range]:
         count = len(job.keys)
@@ -173,7 +174,9 @@ class HostTransfer:
         run: Callable[[TransferJob, range, Layout], CopyPart],
         submit: Submit,
         wait_for: Wait,
+        log_failure: Callable[[Key, Exception], None],
     ) -> None:
+        self._log_failure = log_failure
         self._job = job
         self._parts = parts
         self._lay_out = lay_out
@@ -206,7 +209,10 @@ class HostTransfer:
         if len(self._parts) == 1 and part is not None:  # usual
             return CopyResult(frozenset(part.failed), tuple(part.checksums), part.ended_s - part.began_s)
         failed, checksums = set[Key](), list[bytes]()
-        for places, part in zip(self._parts, self._copied, strict=True):
+        for places, part, future in zip(self._parts, self._copied, self._futures, strict=True):
+            has_ended = part is None and future.done() and not future.cancelled()
+            if has_ended and isinstance(error := future.exception(), Exception):
+                self._log_failure(self._job.keys[places.start], error)  # of one chunk: the others have the same reason
             failed |= {*self._job.keys[places.start : places.stop]} if part is None else part.failed
             checksums += [b""] * (len(places) * self._job.is_store) if part is None else part.checksums
         copied = [part for part in self._copied if part is not None]
