@@ -30,7 +30,7 @@ PUBLIC: dict[str, str] = {
 }
 """Public package or module and one sentence about it. Everything else may change in any release."""
 
-MODULES = {"tierkv.abc": ("held_locks", "places"), "tierkv.testing": ("faults", "manual_clock")}
+MODULES = {"tierkv.abc": ("held_locks", "places", "unlisted"), "tierkv.testing": ("faults", "manual_clock")}
 """Modules of a package that are public beside what its ``__all__`` names."""
 
 GROUPS = {

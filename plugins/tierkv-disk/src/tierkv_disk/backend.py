@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.abc.logs import plugin_logger
-from tierkv.errors import OutOfSpaceError, TierKVError
+from tierkv.abc.unlisted import UnlistedChunks
+from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
 from tierkv_disk.open_namespace import OpenNamespace
 from tierkv_disk.recovery.recovery import RecoveryReport
 
-UNLISTED_PER_FRAME = 8
-"""Unlisted chunks that are deleted at once for each frame without room: they may be smaller than it."""
 RENEWAL_S = 1.0
 """Seconds between two attempts to begin a removed directory again."""
 logger = plugin_logger("tierkv_disk")
@@ -26,9 +24,6 @@ class DiskBackend:
 
     A directory that was removed with its files never comes back, and one whose file system was replaced by another is
     not waited for. The next write begins it again, as an open does. Until that succeeds the open files are still read.
-
-    The framework lists chunks only at its start, so it neither reads nor evicts those that are found then. They are
-    *unlisted*: the oldest of them make room for new ones.
 
     Args:
         open_namespace: opens the namespace; called again after its directory was removed or replaced.
@@ -51,8 +46,7 @@ class DiskBackend:
         self._again_s = 0.0
         self._refusal = ""
         self._is_closed = False
-        self._unlisted: dict[Key, None] = {}  # oldest first
-        self._unlisted_lock = threading.Lock()  # held for a few instructions
+        self._unlisted = UnlistedChunks()
         self.current = open_namespace()
 
     @property
@@ -73,7 +67,7 @@ class DiskBackend:
         if self.current.is_removed():
             self._renew()
         results = self.current.write(requests)
-        return self._write_over_unlisted(requests, results) if self._unlisted else results
+        return self._unlisted.write_over(requests, results, self.current.write, self.current.delete)
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Remove keys with one append to the log; absent keys are no error."""
@@ -94,22 +88,6 @@ class DiskBackend:
             self._renewing.release()
             self.current.close()
 
-    def _write_over_unlisted(self, requests: Sequence[WriteRequest], results: list[WriteResult]) -> list[WriteResult]:
-        """Write frames that had no room once more, in place of unlisted chunks. What is written counts as listed."""
-        while True:
-            with self._unlisted_lock:
-                for request, result in zip(requests, results, strict=True):
-                    if result is None:
-                        self._unlisted.pop(request.key, None)
-                full = [number for number, result in enumerate(results) if isinstance(result, OutOfSpaceError)]
-                keys = list(islice(self._unlisted, UNLISTED_PER_FRAME * len(full)))
-                for key in keys:
-                    del self._unlisted[key]
-            if not keys or any(self.current.delete(keys)):
-                return results
-            for number, result in zip(full, self.current.write([requests[n] for n in full]), strict=True):
-                results[number] = result
-
     def _renew(self) -> None:
         """Open the namespace again, if that is due and no other thread does. A failure is logged once."""
         if self._clock() < self._again_s or not self._renewing.acquire(blocking=False):
@@ -121,9 +99,7 @@ class DiskBackend:
             self._again_s = self._clock() + RENEWAL_S
             self.current = self._open()
             removed.close()
-            with self._unlisted_lock:
-                self._unlisted = dict.fromkeys(entry.key for entry in self.current.scan())
-            chunks = len(self._unlisted)
+            chunks = self._unlisted.replace(self.current.scan())
             found = f"with {chunks} stored chunks: a restart finds them, new ones replace them" if chunks else "empty"
             logger.warning("tier %s: %s was begun again, %s", removed.tier, removed.directory, found)
             self._refusal = ""

@@ -12,13 +12,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import TypeVar
 
 import lmdb
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, StoredFrame, WriteRequest, WriteResult
-from tierkv.errors import BackendUnavailableError, OutOfSpaceError
+from tierkv.abc.unlisted import UnlistedChunks
+from tierkv.errors import BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb import frame_reads
 from tierkv_lmdb.batches import batches
@@ -31,8 +31,6 @@ READER_PAUSES_S = (0.01, 0.05, 0.2)
 """Pauses between tries of a write whose pages are held by a reader of another frame, in seconds."""
 _RECYCLE_KEY = b"turn"
 """Key of a record beside the databases, written only to have something to commit."""
-UNLISTED_PER_FRAME = 8
-"""Unlisted chunks that are deleted at once for each frame without room: they may be smaller than it."""
 _Result = TypeVar("_Result")
 
 
@@ -60,8 +58,8 @@ class LmdbBackend:
         self._sync_calls = sync_calls
         self.room_bytes = sizes.room_bytes
         self._place: object = self._env.place
-        self._unlisted: dict[Key, None] = {}  # oldest first
-        self._unlisted_lock = threading.Lock()  # held while chunks in another place are scanned, too
+        self._place_lock = threading.Lock()  # held while chunks in another place are scanned
+        self._unlisted = UnlistedChunks()
 
     @property
     def _env(self) -> Environment:
@@ -77,36 +75,14 @@ class LmdbBackend:
         return frame_reads.read(self._env, self._failures, requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """Store frames, several per transaction; with durability "batch", sync once at the end.
-
-        After another file system or directory took the place of the one that the framework has listed, it does not
-        know the chunks there. The oldest of these *unlisted* chunks make room for frames that find none.
-        """
+        """Store frames, several per transaction; with durability "batch", sync once at the end."""
         place = self._env.place
         results = self._write_all(requests)
-        while keys := self._take_unlisted(place, requests, results):
-            if any(self.delete(keys)):
-                break
-            full = _without_room(results)
-            for number, result in zip(full, self._write_all([requests[n] for n in full]), strict=True):
-                results[number] = result
-        return results
-
-    def _take_unlisted(
-        self, place: object, requests: Sequence[WriteRequest], results: Sequence[WriteResult]
-    ) -> list[Key]:
-        """Take unlisted chunks for the frames that had no room, oldest first. What was written counts as listed."""
-        with self._unlisted_lock:
+        with self._place_lock:
             if place != self._place:
-                self._unlisted = dict.fromkeys(entry.key for entry in self.scan())
+                self._unlisted.replace(self.scan())
                 self._place = place
-            for request, result in zip(requests, results, strict=True) if self._unlisted else ():
-                if result is None:
-                    self._unlisted.pop(request.key, None)
-            keys = list(islice(self._unlisted, UNLISTED_PER_FRAME * len(_without_room(results))))
-            for key in keys:
-                del self._unlisted[key]
-        return keys
+        return self._unlisted.write_over(requests, results, self._write_all, self.delete)
 
     def _write_all(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         env = self._env
@@ -229,11 +205,6 @@ class LmdbBackend:
                     raise lmdb.MapFullError(held) from error
             time.sleep(pause_s)
         raise AssertionError  # the last try returns or raises
-
-
-def _without_room(results: Sequence[WriteResult]) -> list[int]:
-    """Numbers of the frames that had no room."""
-    return [number for number, result in enumerate(results) if isinstance(result, OutOfSpaceError)]
 
 
 def _recycle_pages(env: Environment) -> None:
