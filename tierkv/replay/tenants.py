@@ -43,8 +43,8 @@ def tenant_hits(trace: Trace, played: PlayedStack) -> list[TenantHits]:
     return sorted(hits, key=lambda one: -one.chunks)
 
 
-def worst_tenant(hits: list[TenantHits], share: float = 0.01) -> TenantHits | None:
-    """Tenant with the smallest percentage of hits, of those with at least ``share`` of all requests."""
-    enough = share * sum(one.requests for one in hits)
+def worst_tenant(hits: list[TenantHits]) -> TenantHits | None:
+    """Tenant with the smallest percentage of hits, of those with at least 1 % of all requests."""
+    enough = 0.01 * sum(one.requests for one in hits)
     named = [one for one in hits if one.requests >= enough and one.chunks]
     return min(named, key=lambda one: one.hit_percent) if len(named) > 1 else None

@@ -13,7 +13,7 @@ from tierkv.types.cache_events import CacheEvent
 _log = logging.getLogger(__name__)
 
 PENDING_BATCHES_MAX = 64
-"""Pending batches at most, where observers are slow; further ones are dropped and counted."""
+"""Pending batches at most, where observers are slow; further ones are dropped and logged."""
 
 
 class Observers:
@@ -22,7 +22,6 @@ class Observers:
     Args:
         call: passes one batch to every observer; None if there is none.
         submit: runs a function on a framework thread, in order of submission.
-        pending_max: batches that may be pending.
         log: log of the stack; one of its own if left out.
     """
 
@@ -30,15 +29,11 @@ class Observers:
         self,
         call: Callable[[Sequence[CacheEvent]], object] | None,
         submit: Callable[[Callable[[], None]], Future[None]] | None,
-        pending_max: int = PENDING_BATCHES_MAX,
         log: StackLog | None = None,
     ) -> None:
         self._log = log or StackLog()
-        self.dropped_batches = 0
-        self.failed_batches = 0
         self._call = call
         self._submit = submit
-        self._pending_max = pending_max
         self._pending: list[Future[None]] = []
 
     @property
@@ -51,9 +46,8 @@ class Observers:
         if self._call is None or self._submit is None or not events:
             return
         self._pending = [future for future in self._pending if not future.done()]
-        if len(self._pending) >= self._pending_max:
-            self.dropped_batches += 1
-            self._log.report(OBSERVER_FAILED, kind="slow", batches=1, reason=f"{self._pending_max} batches wait")
+        if len(self._pending) >= PENDING_BATCHES_MAX:
+            self._log.report(OBSERVER_FAILED, kind="slow", batches=1, reason=f"{PENDING_BATCHES_MAX} batches wait")
             return
         batch = tuple(events)
         self._pending.append(self._submit(lambda: self._deliver(batch)))
@@ -67,7 +61,6 @@ class Observers:
             if self._call is not None:
                 self._call(batch)
         except BaseException as error:  # noqa: BLE001 - see below
-            # An observer is plugin code: its error is counted and logged, and goes no further (hook contract).
-            self.failed_batches += 1
+            # An observer is plugin code: its error is logged, and goes no further (hook contract).
             self._log.report(OBSERVER_FAILED, kind="failed", batches=1, reason=f"{type(error).__name__}: {error}")
             _log.debug("an observer of cache events failed", exc_info=True)

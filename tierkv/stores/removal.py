@@ -141,9 +141,7 @@ class Collection:
     """Bytes by bucket."""
 
 
-def plan_collection(
-    stores: Sequence[tuple[Place, StoredNamespace]], to_bytes: int, *, progress: Progress = no_progress
-) -> Collection:
+def plan_collection(stores: Sequence[tuple[Place, StoredNamespace]], to_bytes: int) -> Collection:
     """Add up bytes by age, and find the age beyond which chunks go, so that ``to_bytes`` stay.
 
     The age of a chunk is the time of its last write. Where the backend does not know it, it is the last use of the
@@ -158,7 +156,6 @@ def plan_collection(
             for frame in store.list_frames(keys=False):
                 if isinstance(frame, StoredFrame):
                     plan.buckets[_bucket(frame, stored)] += frame.frame_bytes
-                    progress(1, frame.frame_bytes)
     plan.total_bytes = plan.buckets.total()
     excess = plan.total_bytes - to_bytes
     for bucket in sorted(plan.buckets):

@@ -165,7 +165,7 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
     assert isinstance(second, BackendError)
     assert "Input/output error" in str(second)
     assert second.key == make_key(1)
-    assert not disk.backend.current._table.frames_pinned  # type: ignore[union-attr]
+    assert not disk.backend.current._table._pins  # type: ignore[union-attr]
 
 
 def test_adjacent_frames_are_moved_in_one_call(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:

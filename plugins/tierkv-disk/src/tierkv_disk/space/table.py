@@ -39,11 +39,6 @@ class Table:
         """Pages of 4 KiB without a frame, over all segments."""
         return self._free.pages
 
-    @property
-    def frames_pinned(self) -> int:
-        """Number of frames that are being read."""
-        return len(self._pins)
-
     def find_frame(self, key: Key) -> tuple[tuple[Run, ...], int] | None:
         """Runs and length in bytes of the frame of ``key``; None if it is not stored."""
         extent = self.entries.get(key)
