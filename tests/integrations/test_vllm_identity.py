@@ -243,6 +243,16 @@ def test_modules_that_adapters_may_change_make_another_namespace(fields: dict[st
     assert ("adapters" in weights_words(config)) is is_other
 
 
+@pytest.mark.parametrize("is_library", [True, False])
+def test_the_model_of_the_transformers_library_has_chunks_of_its_own(is_library: bool) -> None:
+    """It names its layers as vLLM's own does, and computes otherwise, such as LongRoPE for short prompts."""
+    model = SimpleNamespace(
+        dtype="float32", quantization=None, hf_overrides={}, using_transformers_backend=lambda: is_library
+    )
+    words = weights_words(SimpleNamespace(model_config=model, speculative_config=None))
+    assert (words.get("model") == "transformers") is is_library
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "has_pictures", "counts"),
     [("mistral", True, True), ("mistral", False, False), ("plain", True, False), ("model", True, False)],

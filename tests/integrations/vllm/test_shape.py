@@ -280,6 +280,16 @@ def drafting(method: str, *, keeps_kv: bool, parallel: bool = False, draft: str 
             },
             ["enable_prefix_caching = False and mm_processor_cache_gb = 0", "to True", "--mm-processor-cache-gb"],
         ),
+        (
+            {
+                "model__using_transformers_backend": lambda: True,
+                "model__max_model_len": 512,
+                "model__hf_text_config": SimpleNamespace(
+                    rope_parameters={"rope_type": "longrope", "original_max_position_embeddings": 256}
+                ),
+            },
+            ["max_model_len = 512", "'longrope'", "--model-impl vllm", "at most 256", "removing kv_transfer_config"],
+        ),
         ({"model__is_diffusion": True}, ["answers by diffusion", "removing kv_transfer_config"]),
         (
             {"model__uses_mrope": True, "model__multimodal_config": SimpleNamespace(video_pruning_rate=0.5)},
@@ -293,6 +303,20 @@ def test_an_engine_that_cannot_be_served_is_told_what_to_change(changes: dict[st
     with pytest.raises(ConfigError) as caught:
         engine_spec(vllm_config(**changes), kv_cache_config(FULL))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "is_library"), [("longrope", 256, True), ("yarn", 512, True), ("longrope", 512, False)]
+)
+def test_angles_that_do_not_depend_on_other_prompts_are_served(kind: str, length: int, is_library: bool) -> None:
+    """All prompts are short, or the factors are those of the configuration, or vLLM chooses them once."""
+    rope = {"rope_type": kind, "original_max_position_embeddings": 256}
+    config = vllm_config(
+        model__using_transformers_backend=lambda: is_library,
+        model__max_model_len=length,
+        model__hf_text_config=SimpleNamespace(rope_parameters=rope),
+    )
+    assert engine_spec(config, kv_cache_config(FULL))
 
 
 @pytest.mark.parametrize(("uses_mrope", "rate"), [(False, 0.5), (True, None), (True, 0.0)])

@@ -13,6 +13,7 @@ from typing import Any
 
 from tierkv.config.schema import StackConfig
 from tierkv.errors import ConfigError
+from tierkv.integrations.vllm.identity.weights import ropes_of, uses_transformers
 
 _log = logging.getLogger(__name__)
 
@@ -25,13 +26,14 @@ def check_model(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's, which has n
 
     Raises:
         ConfigError: the answer needs more of a prompt's tokens than their KV, the model has an encoder, or positions
-            that only its encoder knows, or answers by diffusion, or vLLM hashes no media. The message names the
-            settings and the fix.
+            that only its encoder knows, or angles that depend on other prompts, or answers by diffusion, or vLLM
+            hashes no media. The message names the settings and the fix.
     """
     _check_experts(getattr(vllm_config, "aux_output_config", None))
     _check_pooling(vllm_config.model_config)
     _check_decoder(vllm_config.model_config)
     _check_positions(vllm_config.model_config)
+    _check_angles(vllm_config.model_config)
     _check_media(vllm_config.model_config, caches=bool(vllm_config.cache_config.enable_prefix_caching))
 
 
@@ -110,6 +112,27 @@ def _check_positions(model: Any) -> None:  # noqa: ANN401 - (the same)
             "runs, and it does not run for a video that tierkv has loaded; remove --video-pruning-rate, or serve "
             "without tierkv, by removing kv_transfer_config"
         )
+
+
+def _check_angles(model: Any) -> None:  # noqa: ANN401 - (the same)
+    """Check that the KV of a token does not depend on the length of the prompt.
+
+    vLLM chooses the angles of rotary embeddings once. The transformers library chooses those of LongRoPE and of dynamic
+    NTK in each step, by the largest position in it.
+    """
+    if not uses_transformers(model):
+        return
+    config = model.hf_text_config
+    for rope in ropes_of(config):
+        kind = rope.get("rope_type")
+        limit = rope.get("original_max_position_embeddings", getattr(config, "max_position_embeddings", 0))
+        if kind in {"longrope", "dynamic"} and model.max_model_len > int(limit):
+            raise ConfigError(
+                f"max_model_len = {model.max_model_len} with rope_type = {kind!r}, in the model of the transformers "
+                f"library: its KV is another one in steps that reach beyond {limit} tokens; serve vLLM's own model "
+                f"(--model-impl vllm), set --max-model-len to at most {limit}, or serve without tierkv, by removing "
+                "kv_transfer_config"
+            )
 
 
 def _check_media(model: Any, *, caches: bool) -> None:  # noqa: ANN401 - (the same)

@@ -77,6 +77,7 @@ CALLED: Mapping[str, int] = {
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": 3,
     "vllm.v1.metrics.stats:PrefillStats.set": 4,
     "vllm.config:ModelConfig.get_total_num_kv_heads": 1,
+    "vllm.config:ModelConfig.using_transformers_backend": 1,
     "vllm.config:get_current_vllm_config": 0,
     "vllm.distributed:get_tensor_model_parallel_rank": 0,
 }

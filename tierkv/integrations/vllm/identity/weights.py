@@ -51,10 +51,10 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
 
     These are the number format of the weights, weights that are not those of the folder, or some of several in it, the
     place of weights outside it, other models that are a part of this one, a configuration of another format or from
-    another folder, overrides of it, other code or another revision of it, layers whose KV keeps its number format, the
-    preparation of pictures and other media, the modules that adapters may change, the context length where the model
-    computes otherwise for a long one, and the draft whose KV is stored beside that of the model. Settings that are not
-    used add no word.
+    another folder, overrides of it, other code or another revision of it, the model of the transformers library, layers
+    whose KV keeps its number format, the preparation of pictures and other media, the modules that adapters may change,
+    the context length where the model computes otherwise for a long one, and the draft whose KV is stored beside that
+    of the model. Settings that are not used add no word.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
@@ -64,6 +64,8 @@ def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the sa
     # Such as an object store: the folder has the configuration alone then.
     if place := getattr(model, "model_weights", ""):
         words["place"] = folder_digest(place) or digest_of(place)
+    if uses_transformers(model):
+        words["model"] = "transformers"
     if context := _context(model):
         words["context"] = context
     if speculative is not None and speculative.uses_draft_kv_cache():
@@ -168,7 +170,7 @@ def _context(model: Any) -> str:  # noqa: ANN401 - (the same)
     config = getattr(model, "hf_text_config", None)
     limit = _context_limit(config)
     words = ["long" if _computes_as_for_long(model, limit) else "short"] if limit else []
-    if getattr(config, "model_type", None) in _MEASURED and any(map(_looks_at_largest_position, _ropes(config))):
+    if getattr(config, "model_type", None) in _MEASURED and any(map(_looks_at_largest_position, ropes_of(config))):
         words.append(str(model.max_model_len))
     return "/".join(words)
 
@@ -181,11 +183,17 @@ def _context_limit(config: Any) -> int:  # noqa: ANN401 - (the same)
     """
     if _is_llama4(config):
         return 32768
-    limits = (one.get("original_max_position_embeddings", 0) for one in _ropes(config) if _is_longrope(one))
+    limits = (one.get("original_max_position_embeddings", 0) for one in ropes_of(config) if _is_longrope(one))
     return max(map(int, limits), default=0)
 
 
-def _ropes(config: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401 - (the same)
+def uses_transformers(model: Any) -> bool:  # noqa: ANN401 - (the same)
+    """Whether vLLM runs the model of the transformers library in place of its own."""
+    ask = getattr(model, "using_transformers_backend", None)
+    return ask is not None and bool(ask())
+
+
+def ropes_of(config: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401 - (the same)
     """Parameters of rotary embeddings: those of all layers, or those of each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer = [rope, *rope.values()] if isinstance(rope, Mapping) else []
