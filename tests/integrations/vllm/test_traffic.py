@@ -14,11 +14,13 @@ HERE = "vllm_traffic"
 STACK = {"host": {"capacity": "16MiB"}, "lookup": {"recompute": "off"}}
 ROOM = {"num_gpu_blocks_override": 120}
 LENGTHS = (40, 200, 333, 450)
+ASYNCHRONOUS = {"async_scheduling": True, "distributed_executor_backend": "mp"}
+"""On a CPU, vLLM computes a step in the engine's process before the next one begins, unless there are workers."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "small budget": {"max_num_batched_tokens": 64, "max_num_seqs": 4, "enable_chunked_prefill": True},
     "priorities": {"scheduling_policy": "priority", "max_num_seqs": 3},
-    "asynchronous": {"async_scheduling": True},
+    "asynchronous": ASYNCHRONOUS,
     "synchronous": {"async_scheduling": False},
 }
 
@@ -37,6 +39,7 @@ def test_every_kind_of_request_has_its_tokens(seam: Seam, setting: str, start_en
         last = engine.call(f"{HERE}:serve_kinds_again", prompts=asked, **options)
         counters = engine.call("vllm_scenarios:counters")
         free, usable = (engine.call(f"vllm_scenarios:{name}") for name in ("free_blocks", "usable_blocks"))
+        assert engine.call("vllm_scenarios:steps_at_once") == 1 + (setting == "asynchronous")
     tokens = {name: answer["tokens"] for name, answer in first.items()}
     for answers in (again, rest, last):
         assert {name: answer["tokens"] for name, answer in answers.items() if answer["tokens"][0]} == {

@@ -148,6 +148,12 @@ def num_groups(served: ServedEngine) -> int:
     return len(served.core.scheduler.kv_cache_config.kv_cache_groups)
 
 
+def steps_at_once(served: ServedEngine) -> int:
+    """Number of steps that the engine begins before it waits for the first of them."""
+    core: Any = served.engine.engine_core
+    return int(core.engine_core.batch_queue_size)
+
+
 def preemptions(served: ServedEngine) -> int:
     """Number of preemptions of running requests."""
     return sum(int(metric.value) for metric in served.engine.get_metrics() if metric.name == "vllm:num_preemptions")

@@ -19,6 +19,17 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
+def _keep_async_scheduling() -> None:
+    """Let an engine on a CPU begin a step while a worker's process computes the last one, as all engines on GPUs do."""
+    check = type(current_platform).check_and_update_config
+
+    def check_and_keep(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    type(current_platform).check_and_update_config = staticmethod(check_and_keep)  # type: ignore[method-assign]
+
+
 class ServedEngine:
     """vLLM's engine, stepped by hand.
 
@@ -27,6 +38,8 @@ class ServedEngine:
     """
 
     def __init__(self, arguments: Json) -> None:
+        if arguments.get("async_scheduling") and current_platform.is_cpu():
+            _keep_async_scheduling()
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._served = 0
 

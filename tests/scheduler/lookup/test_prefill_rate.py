@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tierkv.scheduler.lookup.prefill_rate import PREFILL_TOKENS_MIN, SAMPLES_MAX, SAMPLES_MIN, PrefillRate
+from tierkv.scheduler.lookup.prefill_rate import (
+    LONG_STEP_TOKENS,
+    PREFILL_TOKENS_MIN,
+    SAMPLES_MAX,
+    SAMPLES_MIN,
+    PrefillRate,
+)
+
+DECODE_S = 0.01
+
+
+def pipelined(rate: PrefillRate, prompts: Sequence[Sequence[int]], seconds_per_token: float) -> None:
+    """Make steps as an engine that begins one while the one before it is computed. Each prompt: tokens of its steps."""
+    begins_s = free_s = 0.0
+    for tokens in [tokens for prompt in prompts for tokens in (*prompt, 0, 0, 0)]:
+        rate.step_began(begins_s)
+        rate.step_computes(tokens)
+        begins_s, free_s = free_s + 1e-4, free_s + DECODE_S + tokens * seconds_per_token
 
 
 def steps(rate: PrefillRate, count: int, tokens: int, seconds: float, start: float = 0.0) -> float:
-    """Make ``count`` steps of one kind. Returns the time after them."""
+    """Make ``count`` steps of one kind, and one that decodes. Returns the time after them."""
     for _ in range(count):
         rate.step_began(start)
         rate.step_computes(tokens)
         start += seconds
-    rate.step_began(start)
+    for _ in range(2):
+        rate.step_began(start)
+        start += DECODE_S
     return start
 
 
@@ -47,7 +68,11 @@ def test_pauses_do_not_count_for_much() -> None:
     """An engine that sleeps after every fourth step has the same rate; old samples are dropped."""
     rate, now = PrefillRate(), 0.0
     for _ in range(5):
-        now = steps(rate, 4, 1000, 0.5, now) + 60.0
+        for _ in range(4):
+            rate.step_began(now)
+            rate.step_computes(1000)
+            now += 0.5
+        now += 60.0
     assert rate.tokens_per_s == 2000.0
     steps(rate, SAMPLES_MAX, 1000, 0.25, now)
     assert rate.tokens_per_s == 4000.0
@@ -58,3 +83,28 @@ def test_a_step_that_took_no_time_is_none() -> None:
     rate = PrefillRate()
     steps(rate, 10, 1000, 0.0)
     assert rate.tokens_per_s is None
+
+
+def test_short_steps_count_where_there_are_no_long_ones() -> None:
+    """An engine that computes a few hundred tokens at a time has a rate too: too low a one loads more than is best."""
+    rate = PrefillRate()
+    now = steps(rate, 20, 300, 0.1)
+    assert rate.tokens_per_s == pytest.approx(3000.0)
+    steps(rate, SAMPLES_MIN, LONG_STEP_TOKENS, 0.064, now)
+    assert rate.tokens_per_s == pytest.approx(8000.0)
+
+
+@pytest.mark.parametrize("prompt", [[1000], [2000, 2000, 700], [100, 100], [2000, 64]])
+def test_an_engine_that_begins_a_step_before_the_last_one_has_ended(prompt: list[int]) -> None:
+    """The time until the next step is that of the step before: of one that decodes, a few milliseconds."""
+    rate = PrefillRate()
+    pipelined(rate, [prompt] * 20, seconds_per_token=0.001)
+    assert rate.tokens_per_s is not None
+    assert 0.5 * 1000 < rate.tokens_per_s <= 1000.0
+
+
+def test_steps_beside_longer_ones_are_not_measured() -> None:
+    """The time of a longer neighbour may be in either interval."""
+    rate = PrefillRate()
+    pipelined(rate, [[300, 3000, 700]] * 20, seconds_per_token=0.001)
+    assert rate.tokens_per_s == pytest.approx(1000.0, rel=0.01)

@@ -162,7 +162,7 @@ class StagedLookups:
 
     def may_rest(self) -> bool:
         """Whether there are requests, and no chunk may be held for any of them."""
-        return bool(self._requests) and not (self._open or self._asked_in_step)
+        return bool(self._requests) and not (self._open or self._asked_in_step or self._prefill.is_measuring)
 
     def end_step(self, prompt_tokens: int = 0) -> None:
         """Gather the wanted chunks of all requests of the step, and release the others.
@@ -170,7 +170,7 @@ class StagedLookups:
         prompt_tokens: that the engine has computed since the previous call.
         """
         self._step += 1
-        if prompt_tokens:  # no call in a decode step
+        if prompt_tokens or self._prefill.is_measuring:  # no call in a decode step
             self._prefill.measured(prompt_tokens, self._now_s - self._previous_s)
         self._previous_s = self._now_s
         if not self._asked_in_step:
