@@ -70,6 +70,17 @@ def test_a_slow_tier_is_measured_again_and_serves_when_it_is_fast() -> None:
     assert bed.core.counters.recoveries["disk"] == 1
 
 
+def test_the_step_behind_a_prompt_is_measured_too() -> None:
+    """It may be the one in which the prompt is computed, so no rest begins before its end."""
+    bed = bed_of(disk(), rate=None, chunk_s=FAST_S)
+    bed.add("a")
+    for tokens, seconds, may_rest in ((0, 0.01, True), (1000, 0.01, False), (0, 1.0, True)) * SAMPLES_MIN:
+        bed.begin(seconds)
+        bed.lookups.end_step(tokens)
+        assert bed.lookups.may_rest() is may_rest
+    assert bed.lookups.prefill_tokens_per_s == pytest.approx(1000.0)
+
+
 def test_chunks_in_the_host_tier_and_in_a_faster_tier_count() -> None:
     """Only what would be read from the slow tier is a miss; one of its chunks is read to measure it."""
     core = make_core(slots=256, tiers=[disk(name="slow"), disk(name="fast")])
