@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tierkv.cli.demo.processes import _without_interruptions
 from tierkv.cli.main import cli
 
 pytestmark = pytest.mark.needs_torch
@@ -82,6 +83,12 @@ def test_an_interruption_is_one_line(tmp_path: Path) -> None:
         _, said = run.communicate(timeout=120)
     assert run.returncode == 130
     assert said.strip() == "Interrupted. What was done until here stays done."
+
+
+def test_an_interruption_while_a_process_starts_is_not_lost() -> None:
+    """It was ignored for as long as the process of a phase started, and the demo went on to its end."""
+    with pytest.raises(KeyboardInterrupt), _without_interruptions():
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_sliding_windows(tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseRe
 
 @contextmanager
 def _without_interruptions() -> Iterator[None]:
-    """Ignore Ctrl-C, also in a process that is started meanwhile: it ends when this one closes its connection."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Put Ctrl-C off. A process that is started meanwhile never gets it: it ends when its connection is closed."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _child(phase: Phase, parent: Connection) -> None:
