@@ -68,6 +68,6 @@ def tierkv_observe(events: Sequence[CacheEvent]) -> None:
     """Receive the events of chunks stored in and removed from tiers, in order.
 
     When: at most once per engine step, with all events since the previous call; not called without events.
-    Thread: a framework thread, never the engine's. Return: nothing. Failure: counted; this observer misses the events
-    of that call. If an observer is too slow, events are dropped and counted.
+    Thread: a framework thread, never the engine's. Return: nothing. Failure: logged; this observer misses the events
+    of that call. If an observer is too slow, events are dropped and logged.
     """
