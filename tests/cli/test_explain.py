@@ -276,6 +276,13 @@ def test_a_record_is_named_in_either_way(tierkv: Run, record: Path) -> None:
         assert (said.exit_code, "give one RECORD" in said.stderr) == (2, True)
 
 
+def test_a_directory_is_no_record(tierkv: Run, tmp_path: Path) -> None:
+    """`Is a directory` alone does not say which file is meant."""
+    said = tierkv("explain", tmp_path, "--last-failures")
+    assert said.exit_code == 2
+    assert f"{tmp_path}: is a directory; give the file" in said.stderr
+
+
 def test_no_such_record(tierkv: Run, tmp_path: Path) -> None:
     """The commonest error: the wrong file."""
     said = tierkv("explain", "--record", tmp_path / "absent", "--last-failures")

@@ -158,6 +158,34 @@ class TestErrors:
         assert len(done.stderr.splitlines()) == 1
 
     @pytest.mark.parametrize(
+        ("words", "code"), [(["plugins"], 0), (["ls", "absent"], 2), (["chekc"], 2), (["--debug", "ls", "absent"], 2)]
+    )
+    def test_a_full_disk_behind_standard_error(self, words: list[str], code: int) -> None:
+        """A script reads the exit code: a message that could not be written changed it to 1."""
+        program_path = Path(sys.executable).with_name("tierkv")
+        with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123  a device
+            done = subprocess.run([program_path, *words], stdout=subprocess.DEVNULL, stderr=full, check=False)
+        assert done.returncode == code
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["explain", "absent", "--slowest"],
+            ["explain", "absent", "--lines"],
+            ["demo", "--conversations"],
+            ["demo", "--tensor-parallel"],
+            ["plan", "absent", "--engines"],
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("value", "says"), [("few", "'few' is no whole number; write it in digits"), ("0", "0 is not in the range")]
+    )
+    def test_an_option_that_is_a_number(self, tierkv: Run, words: list[str], value: str, says: str) -> None:
+        """`'few' is not a valid integer range` names neither what is wrong nor what is right."""
+        said = tierkv(*words, value)
+        assert (said.exit_code, f"Invalid value for '{words[-1]}': {says}" in said.stderr) == (2, True), said.stderr
+
+    @pytest.mark.parametrize(
         ("words", "says"),
         [
             (["check", "absent.toml"], "absent.toml: no such file"),

@@ -112,6 +112,13 @@ def test_a_read_only_export_is_left_alone(disk: Place, tmp_path: Path, monkeypat
     assert finding.reason.endswith("Read-only file system; give a folder that this user can write")
 
 
+def test_a_folder_that_cannot_be_made_is_named(disk: Place, tmp_path: Path) -> None:
+    """`Not a directory` named neither what failed nor what to do."""
+    (tmp_path / "file").touch()
+    with pytest.raises(BackendError, match=r"file/folder: no folder can be made there \(.*\); give another one"):
+        copied(disk, folder_place(str(tmp_path / "file" / "folder")))
+
+
 def test_ranks_and_order_travel_between_disks(disk: Place, tmp_path: Path) -> None:
     """After a restart, ranks keep the head of a prompt longest: a moved tier must evict as the old one did."""
     new = place_at(tmp_path / "new", "disk")

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from tierkv.cli.output import print_json, print_table
+from tierkv.cli.values import WholeRange
 from tierkv.recording.entries import Entry, matches, without_group
 from tierkv.recording.reading import (
     EntryFilter,
@@ -41,11 +42,11 @@ ENTRIES_MAX = 100_000
     "request_id",
     help="A request, by its id in the engine; or by that of its answer, which vLLM continues.",
 )
-@click.option("--slowest", "count", type=click.IntRange(min=1), help="The requests that waited longest for their load.")
+@click.option("--slowest", "count", type=WholeRange(min=1), help="The requests that waited longest for their load.")
 @click.option("--last-failures", is_flag=True, help="Recent failures: frames, reads, writes, copies, tiers.")
 @click.option(
     "--lines",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     default=LINES,
     show_default=True,
     help="Largest number of lines; the last ones are shown.",

@@ -1,10 +1,11 @@
-"""Standard streams of the program: opened where they are closed, and named where a write fails."""
+"""Standard streams of the program: opened where they are closed; a failed write is named, or lost with its message."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from contextlib import suppress
 
 HAS_JSON = "tierkv.cli: standard output has a JSON object"
 """Key of the context's ``meta``: true once the command has printed its object. An error adds no second one."""
@@ -32,12 +33,30 @@ class NamedOutput(io.TextIOWrapper):
             raise _named(error) from error
 
 
+class LossyOutput(io.TextIOWrapper):
+    """Standard error, which loses what cannot be written: the exit code stays that of the command."""
+
+    def write(self, text: str, /) -> int:
+        """Write as a text stream does, or write nothing."""
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush as a text stream does, as far as possible."""
+        with suppress(OSError):
+            super().flush()
+
+
 def prepare_streams() -> None:
     """Prepare the standard streams of this process for the program."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         encoding, buffers_lines = sys.stdout.encoding, sys.stdout.line_buffering
         sys.stdout = NamedOutput(sys.stdout.detach(), encoding, line_buffering=buffers_lines)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        encoding = sys.stderr.encoding
+        sys.stderr = LossyOutput(sys.stderr.detach(), encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks ends no command

@@ -8,6 +8,18 @@ from typing import cast
 import click
 
 
+class WholeRange(click.IntRange):
+    """A count. What is no integer is refused in words that say what to write."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the number."""
+        try:
+            int(cast("str", value))
+        except ValueError:
+            self.fail(f"{value!r} is no whole number; write it in digits, such as 4", param, ctx)
+        return int(super().convert(cast("int", value), param, ctx))
+
+
 class FiniteRange(click.FloatRange):
     """A number in a range. Neither `nan`, which every range lets pass, nor `inf`."""
 

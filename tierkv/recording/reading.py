@@ -58,6 +58,10 @@ def read_entries(path: Path) -> Iterator[Entry]:
                     yield entry
         except FileNotFoundError:
             continue  # rotated away meanwhile
+        except IsADirectoryError as error:
+            raise ConfigError(
+                f"{file}: is a directory; give the file that the stack's configuration names under record.path"
+            ) from error
         except OSError as error:
             raise ConfigError(f"{file}: the record cannot be read: {error.strerror or error}") from error
     if not is_record:

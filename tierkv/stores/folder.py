@@ -243,7 +243,7 @@ class FolderBackend:
             _tried(self._root, lambda: self._prepare(context.namespace))
 
     def _prepare(self, namespace: Namespace) -> None:
-        make_private_directory(self._root)
+        self._make_root()
         if not is_folder(self._root):
             foreign = next((each.name for each in self._root.iterdir() if not _TEMPORARY.fullmatch(each.name)), None)
             if foreign is not None:
@@ -259,6 +259,15 @@ class FolderBackend:
         fingerprint = namespace.fingerprint()
         if all(each.namespace.fingerprint() != fingerprint for each in read_manifest(self._root)):
             note_export(self._root, Exported(namespace))
+
+    def _make_root(self) -> None:
+        try:
+            make_private_directory(self._root)
+        except OSError as error:
+            if error.errno in _FULL | _REFUSED:
+                raise
+            fault = f"{self._root}: no folder can be made there ({error.strerror or error}); give another one"
+            raise BackendError(fault, tier=self._tier) from error
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a file."""

@@ -25,6 +25,7 @@ from tierkv.cli.demo.report import DemoReport
 from tierkv.cli.demo.workload import WorkloadConfig, make_conversations
 from tierkv.cli.output import print_json
 from tierkv.cli.pages import HTML_OPTION, write_page
+from tierkv.cli.values import WholeRange
 from tierkv.config.loading import default_mapping, parse_config
 from tierkv.config.reading import read_mapping
 from tierkv.config.resolving import resolve
@@ -46,7 +47,7 @@ WORKLOAD = WorkloadConfig()
 )
 @click.option(
     "--tensor-parallel",
-    type=click.IntRange(1, TENSOR_PARALLEL_MAX),
+    type=WholeRange(1, TENSOR_PARALLEL_MAX),
     default=1,
     show_default=True,
     metavar="RANKS",
@@ -72,7 +73,7 @@ WORKLOAD = WorkloadConfig()
 )
 @click.option(
     "--conversations",
-    type=click.IntRange(1, 1000),
+    type=WholeRange(1, 1000),
     default=WORKLOAD.conversations,
     show_default=True,
     help="Number of users.",

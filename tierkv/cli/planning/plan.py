@@ -26,7 +26,7 @@ from tierkv.cli.planning.options import (
 )
 from tierkv.cli.planning.plan_output import as_json, print_plan
 from tierkv.cli.planning.plan_page import plan_page
-from tierkv.cli.values import FiniteRange
+from tierkv.cli.values import FiniteRange, WholeRange
 from tierkv.config.loading import load_config
 from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.planning.assumptions import Assumptions, TierSpeed
@@ -67,7 +67,7 @@ PREFILL_MIN = 0.001
 )
 @click.option(
     "--engines",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     help="Engines for the times to the first token. Default: as many as are needed without a cache.",
 )
 @click.option(
