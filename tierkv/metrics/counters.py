@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
-from tierkv.metrics.definitions import OF_EVERY_TIER, OF_LOWER_TIERS
 from tierkv.types.cache_events import HOST
+
+HOST_TOO = {HOST: True}
+"""Metadata of a counter by tier that counts the host tier as well; others count the tiers below it."""
 
 
 @dataclass(slots=True)
@@ -16,21 +18,21 @@ class CoreCounters:
     """Counters of scheduler and manager. They only grow. Engine's thread writes them; any thread may read them.
 
     :data:`tierkv.metrics.definitions.COUNTERS` holds the meaning of each field. A field that is a ``Counter`` counts by
-    tier name.
+    tier name: of the tiers below the host tier, and with :data:`HOST_TOO` of the host tier as well.
     """
 
     lookups: int = 0
     deferrals: int = 0
     deadlines_expired: int = 0
-    tokens_loaded: Counter[str] = field(default_factory=Counter)
-    chunks_hit: Counter[str] = field(default_factory=Counter)
+    tokens_loaded: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
+    chunks_hit: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
     chunks_stored: int = 0
     chunks_loaded: int = 0
     stores_refused: int = 0
     stores_failed: int = 0
     chunks_not_stored: int = 0
     loads_failed: int = 0
-    admissions_refused: Counter[str] = field(default_factory=Counter)
+    admissions_refused: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
     promotions: Counter[str] = field(default_factory=Counter)
     chunks_read_ahead: int = 0
     chunks_read_in_vain: int = 0
@@ -39,8 +41,8 @@ class CoreCounters:
     writes_skipped: Counter[str] = field(default_factory=Counter)
     demotions: Counter[str] = field(default_factory=Counter)
     demotions_dropped: Counter[str] = field(default_factory=Counter)
-    chunks_corrupt: Counter[str] = field(default_factory=Counter)
-    evictions: Counter[str] = field(default_factory=Counter)
+    chunks_corrupt: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
+    evictions: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
     reads_failed: Counter[str] = field(default_factory=Counter)
     reads_absent: Counter[str] = field(default_factory=Counter)
     writes_failed: Counter[str] = field(default_factory=Counter)
@@ -62,8 +64,8 @@ class CoreCounters:
     tokens_shortened: int = 0
     slowdowns: Counter[str] = field(default_factory=Counter)
     recoveries: Counter[str] = field(default_factory=Counter)
-    policies_failed: Counter[str] = field(default_factory=Counter)
-    observations_failed: Counter[str] = field(default_factory=Counter)
+    policies_failed: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
+    observations_failed: Counter[str] = field(default_factory=Counter, metadata=HOST_TOO)
     entries_dropped: int = 0
     loads_streamed: int = 0
     loads_given_up: int = 0
@@ -86,11 +88,13 @@ class CoreCounters:
         A series that appears with its first increment hides this increment from every rate over it.
         """
         values, zeros = self.as_dict(), dict.fromkeys(lower_tiers, 0)
-        for name in OF_LOWER_TIERS:
-            values[name] = zeros | values[name]  # type: ignore[operator]  # counts by tier
-        for name in OF_EVERY_TIER:
-            values[name] = {HOST: 0} | zeros | values[name]  # type: ignore[operator]  # (the same)
+        for name, counts_host in BY_TIER.items():
+            first = {HOST: 0} | zeros if counts_host else zeros
+            values[name] = first | values[name]  # type: ignore[operator]  # counts by tier
         return values
 
 
 _all_fields = attrgetter(*CoreCounters.__slots__)
+
+BY_TIER = {each.name: HOST in each.metadata for each in fields(CoreCounters) if each.default_factory is Counter}
+"""Counters by tier -> whether they count the host tier as well."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tierkv.metrics.counters import BY_TIER
+
 SIZE_BUCKETS = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 """Bytes of one transfer, the bounds of the buckets."""
 CALL_BUCKETS = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0)
@@ -216,27 +218,10 @@ Each is exported once it is known.
 """
 
 
-OF_EVERY_TIER = frozenset(
-    {
-        *("tokens_loaded", "chunks_hit", "chunks_corrupt", "evictions"),
-        *("admissions_refused", "policies_failed", "observations_failed"),
-    }
-)
-"""Counters of scheduler and manager that count by tier, the host tier included."""
-OF_LOWER_TIERS = frozenset(
-    {
-        *("promotions", "cascades", "cascades_dropped", "demotions", "demotions_dropped", "writes_skipped"),
-        *("reads_failed", "reads_absent", "writes_failed", "probes", "slowdowns", "recoveries"),
-    }
-)
-"""Counters of scheduler and manager that count by lower tier."""
-
-
 def counters() -> list[Metric]:
     """Return all counters of tierkv, under their exported names."""
-    by_tier = OF_EVERY_TIER | OF_LOWER_TIERS
     core = [
-        Metric(f"tierkv_{name}", "counter", meaning, ("tier",) if name in by_tier else ())
+        Metric(f"tierkv_{name}", "counter", meaning, ("tier",) if name in BY_TIER else ())
         for name, meaning in COUNTERS.items()
     ]
     return core + [
