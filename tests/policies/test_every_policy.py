@@ -40,7 +40,10 @@ def evicted(policy: EvictionPolicy, count: int, pins: Sequence[int]) -> list[int
         assert len(policy) == before - len(victims)
         if victims:
             return list(victims)
-    raise AssertionError(f"said {ASKED_MAX} times: not now")
+    raise AssertionError(
+        f"evict({count}) returned no victim {ASKED_MAX} times, although so many handles are unpinned: is a handle "
+        "found again that was passed over, and then released?"
+    )
 
 
 def release_after_write(policy: EvictionPolicy, handles: Sequence[int]) -> None:

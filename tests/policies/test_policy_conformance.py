@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -14,27 +15,16 @@ from tierkv.testing import PolicyConformance
 from tierkv.testing.conformance.policy import ROOM, TierOfPolicy
 from tierkv.types.keys import Key
 
-PLUGINS = {plugin.name: plugin for plugin in POLICY_PLUGINS}
+for _plugin in POLICY_PLUGINS:
+    _suite = f"Test{_plugin.open.__name__}"
+    globals()[_suite] = type(_suite, (PolicyConformance,), {"plugin": _plugin, "__module__": __name__})
 
 
-class TestLru(PolicyConformance):
-    plugin = PLUGINS["lru"]
-
-
-class TestLfu(PolicyConformance):
-    plugin = PLUGINS["lfu"]
-
-
-class TestArc(PolicyConformance):
-    plugin = PLUGINS["arc"]
-
-
-class TestS3Fifo(PolicyConformance):
-    plugin = PLUGINS["s3-fifo"]
-
-
-class TestAdaptive(PolicyConformance):
-    plugin = PLUGINS["adaptive"]
+def test_every_policy_is_on_the_page(root: Path) -> None:
+    """A user chooses from the table of the page."""
+    page = (root / "docs/how-to/choose-a-policy.md").read_text(encoding="utf-8")
+    missing = [plugin.name for plugin in POLICY_PLUGINS if f"\n| `{plugin.name}`" not in page]
+    assert not missing, f"docs/how-to/choose-a-policy.md lacks a line of {missing}"
 
 
 class InOrderOfTime(LruPolicy):
