@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tierkv.logs import definitions
 from tierkv.logs.definitions import (
     EVENTS,
     LOOKUP_LATE,
     OPERATION_FAILED,
+    PLUGIN_NOTE,
     TIER_EVICTS,
     TIER_IN_SERVICE,
     TIER_OUT_OF_SERVICE,
+    LogEvent,
 )
 from tierkv.logs.stack_log import CHANGES_AT_ONCE, INTERVAL_MAX_S, KINDS_MAX, LOGGER, StackLog
 from tierkv.testing.manual_clock import ManualClock
@@ -270,9 +275,27 @@ def test_no_event_is_lost_between_threads(log: StackLog, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
-def test_fields_fit_a_record(event: object) -> None:
+def test_fields_fit_a_record(event: LogEvent) -> None:
     """A field with the name of an attribute of a record would raise at the moment of the fault."""
-    assert event in EVENTS
-    names = [name for known in EVENTS for name in ("event", "suppressed", *known.fields)]
-    assert not RESERVED & set(names)
-    assert len({known.name for known in EVENTS}) == len(EVENTS)
+    assert not RESERVED & {"event", "suppressed", *event.fields}
+
+
+def test_no_two_events_have_one_name() -> None:
+    """An alert on a name would mean two things."""
+    assert len({event.name for event in EVENTS}) == len(EVENTS)
+
+
+def test_reports_have_the_fields_of_their_event(root: Path) -> None:
+    """A line leaves out a field that its event lacks: a misspelt one was never seen again."""
+    events = {name: event for name, event in vars(definitions).items() if isinstance(event, LogEvent)}
+    lost = []
+    for path in (*root.glob("tierkv/**/*.py"), *root.glob("plugins/*/src/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name):
+                event = events.get(node.args[0].id, PLUGIN_NOTE)
+                given = {word.arg for word in node.keywords if word.arg is not None} - {"kind"}
+                if event is not PLUGIN_NOTE and not given <= set(event.fields):
+                    lost.append(
+                        f"{path.relative_to(root)}:{node.lineno}: {event.name} has no {given - {*event.fields}}"
+                    )
+    assert not lost, "\n".join(lost)
