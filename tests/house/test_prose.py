@@ -64,7 +64,7 @@ def test_no_docstring_repeats_its_signature() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and repeats_signature(node):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: {ast.get_docstring(node)}")
-    assert not found, "\n".join(found)
+    assert not found, "state the contract beyond the words of the name:\n" + "\n".join(found)
 
 
 def test_a_repeated_signature_is_found() -> None:

@@ -41,7 +41,7 @@ def evicted(policy: EvictionPolicy, count: int, pins: Sequence[int]) -> list[int
         if victims:
             return list(victims)
     raise AssertionError(
-        f"evict({count}) returned no victim {ASKED_MAX} times, although so many handles are unpinned: is a handle "
+        f"evict({count}) returned no victim {ASKED_MAX} times, although {count} handles are unpinned: is a handle "
         "found again that was passed over, and then released?"
     )
 
