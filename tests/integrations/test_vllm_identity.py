@@ -178,6 +178,36 @@ def test_another_revision_of_the_code_of_a_model_makes_another_namespace() -> No
     assert "code" not in words(None)
 
 
+@pytest.mark.parametrize("name", ["VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"])
+def test_a_variable_that_changes_the_kv_makes_another_namespace(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """No field of vLLM's configuration shows it: a server for a benchmark has filled the disk with other KV."""
+    model = SimpleNamespace(dtype="float32", quantization=None, hf_overrides={})
+
+    def word(value: str) -> str | None:
+        monkeypatch.setenv(name, value)
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("environment")
+
+    assert word("") is None
+    assert len({word("a"), word("a"), word("b"), None}) == 3
+
+
+def test_the_model_of_a_plugin_has_chunks_of_its_own() -> None:
+    """A plugin of vLLM may register a class for the name of an architecture that vLLM has, by its name or itself."""
+
+    def word(registered: object) -> str | None:
+        registry = SimpleNamespace(models={"Llama": registered})
+        fields = {"dtype": "float32", "quantization": None, "hf_overrides": {}, "architecture": "Llama"}
+        model = SimpleNamespace(registry=registry, **fields)
+        return weights_words(SimpleNamespace(model_config=model, speculative_config=None)).get("plugin")
+
+    def named(module: str) -> SimpleNamespace:
+        return SimpleNamespace(module_name=module, class_name="Llama")
+
+    imported = SimpleNamespace(model_cls=Revision)
+    assert word(named("vllm.model_executor.models.llama")) is word(named("vllm.models.llama")) is word(None) is None
+    assert len({word(named("ours")), word(named("theirs")), word(imported), None}) == 4
+
+
 def test_a_folder_of_one_format_keeps_its_namespace(tmp_path: Path) -> None:
     """All settings read the same files there, so a change of the setting loses no chunk."""
     for name in ("consolidated.safetensors", "params.json"):

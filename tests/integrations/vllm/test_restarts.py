@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,26 @@ def test_an_engine_that_computes_otherwise_finds_nothing(
     with start_engine(first) as engine:
         before = engine.call("vllm_scenarios:serve", prompts=asked)
     with start_engine(other) as engine:
+        answers = engine.call("vllm_scenarios:serve", prompts=asked)
+        again = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(answers) == [0] * 2
+    assert cached_of(again) == [CACHED] * 2
+    assert tokens_of(answers) == tokens_of(again) != tokens_of(before)
+
+
+def test_the_model_of_a_plugin_finds_nothing(seam: Seam, start_engine: StartEngine, tmp_path: Path) -> None:
+    """A plugin of vLLM puts its own class in the place of vLLM's Llama: equal tokens have another KV."""
+    asked = prompts("plugin", 2)
+    metadata = tmp_path / "rolled_llama-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rolled-llama\nVersion: 1\n", encoding="utf-8")
+    entry = "[vllm.general_plugins]\nrolled_llama = rolled_llama:register\n"
+    (metadata / "entry_points.txt").write_text(entry, encoding="utf-8")
+    plugin = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).with_name("plugins"))])}
+    setup = setup_over(seam, {"backend": "disk", "path": str(tmp_path / "tier"), "capacity": "64MiB"})
+    with start_engine(setup) as engine:
+        before = engine.call("vllm_scenarios:serve", prompts=asked)
+    with start_engine(setup, plugin) as engine:
         answers = engine.call("vllm_scenarios:serve", prompts=asked)
         again = engine.call("vllm_scenarios:serve_again", prompts=asked)
     assert cached_of(answers) == [0] * 2

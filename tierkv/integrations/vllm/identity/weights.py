@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ _PARTS = ("audio_model_id", "text_model_id")
 _MEASURED = {"cohere_compass_text", "minimax_m2", "plamo3"}
 """Types of models for which vLLM takes the largest position from ``max_model_len``."""
 
+_ENVIRONMENT = (
+    "VLLM_CPU_INT4_W4A8",
+    "VLLM_DEEPEPLL_NVFP4_DISPATCH",
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+    "VLLM_MARLIN_INPUT_DTYPE",
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY",
+    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION",
+    "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",
+)
+"""Variables of vLLM that no field of its configuration shows. They choose the quantization of weights or of values
+between layers, experts at random (for benchmarks), or the arrangement of a page."""
+
 _PLACES = {"_name_or_path", "transformers_version"}
 """Values of a model's configuration that do not describe the model."""
 
@@ -49,12 +63,12 @@ def revision_of(model_config: Any) -> str:  # noqa: ANN401 - (the same)
 def weights_words(vllm_config: Any) -> dict[str, str]:  # noqa: ANN401 - (the same)
     """Facts beside the revision that change the KV of equal tokens in pages of one shape, by name.
 
-    These are the number format of the weights, weights that are not those of the folder, or some of several in it, the
-    place of weights outside it, other models that are a part of this one, a configuration of another format or from
-    another folder, overrides of it, other code or another revision of it, the model of the transformers library, layers
-    whose KV keeps its number format, the preparation of pictures and other media, the modules that adapters may change,
-    the context length where the model computes otherwise for a long one, and the draft whose KV is stored beside that
-    of the model. Settings that are not used add no word.
+    These are the number format of the weights, weights that are not those of the folder, or some of several in it,
+    the place of weights outside it, other models that are a part of this one, a configuration of another format or
+    from another folder, overrides of it, other code or another revision of it, the model of the transformers library
+    or of a plugin, variables of the environment, layers whose KV keeps its number format, the preparation of pictures
+    and other media, the modules that adapters may change, the context length where the model computes otherwise for a
+    long one, and the draft whose KV is stored beside that of the model. Settings that are not used add no word.
     """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     words = {"weights": f"{str(model.dtype).removeprefix('torch.')}/{model.quantization or 'none'}"}
@@ -90,6 +104,8 @@ def _settings(vllm_config: Any) -> dict[str, Any]:  # noqa: ANN401 - (the same)
         "code": getattr(model, "code_revision", None),
         "overrides": _overrides(model),
         "classes": getattr(model, "model_class_overrides", None),
+        "plugin": _plugin_class(model),
+        "environment": {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))},
         "skips": getattr(getattr(vllm_config, "cache_config", None), "kv_cache_dtype_skip_layers", None),
         "media": media,
         "tokenizer": _preparing_tokenizer(model) if config is not None else None,
@@ -108,6 +124,16 @@ def _overrides(model: Any) -> Any:  # noqa: ANN401 - (the same)
         return model.hf_overrides
     found = model.hf_config.to_dict()
     return {name: value for name, value in found.items() if name not in _PLACES}
+
+
+def _plugin_class(model: Any) -> str:  # noqa: ANN401 - (the same)
+    """Class that a plugin of vLLM has registered for the architecture; empty where it is one of vLLM's own."""
+    registered = getattr(getattr(model, "registry", None), "models", {}).get(getattr(model, "architecture", None))
+    if (kind := getattr(registered, "model_cls", None)) is not None:
+        module, name = kind.__module__, kind.__qualname__
+    else:  # it is imported later, or there is none
+        module, name = (getattr(registered, field, "vllm.") for field in ("module_name", "class_name"))
+    return "" if module.startswith("vllm.") else f"{module}:{name}"
 
 
 def _config_format(model: Any) -> str:  # noqa: ANN401 - (the same)
