@@ -317,7 +317,7 @@ class Bed:
         core = self.core
         if core.host.slots.find(key) is not None:
             return True
-        return core.manager._tier_io.source_of(key, since=math.inf if since is None else since) is not None
+        return core.manager._tier_io.sources_of([key], since=math.inf if since is None else since) != [None]
 
     def _offered_chunk(self, sequence: EngineSequence[BedRequest], key: Key) -> Chunk:
         """Chunk that is held for a request, readable or (if another request found it corrupt) doomed."""

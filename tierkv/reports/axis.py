@@ -10,6 +10,10 @@ from typing import Literal
 Scale = Literal["linear", "log"]
 Format = Callable[[float], str]
 
+ROUND_TICKS = 5
+LOG_TICKS = 7
+"""Ticks of an axis with equal steps, and of a logarithmic one, about."""
+
 _STEPS = (1, 2, 2.5, 5, 10)
 _LOG_STEPS = ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
 
@@ -22,11 +26,11 @@ def plain(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round numbers that cover ``low`` to ``high``."""
+def round_ticks(low: float, high: float) -> list[float]:
+    """About :data:`ROUND_TICKS` round numbers that cover ``low`` to ``high``."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         high = low + max(1.0, abs(low) / 10)
-    raw = (high - low) / max(1, count)
+    raw = (high - low) / ROUND_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * one for one in _STEPS if power * one >= raw * 0.999)
     first = math.floor(low / step + 1e-9)
@@ -34,20 +38,20 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float, base: int = 10, count: int = 7) -> list[float]:
+def log_ticks(low: float, high: float, base: int = 10) -> list[float]:
     """Round numbers within ``low`` to ``high`` for a logarithmic axis. base: 10, or 2 for sizes in bytes."""
     if base == 2:  # noqa: PLR2004 - the other base
         first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
-        step = max(1, -(-(last - first) // count))
+        step = max(1, -(-(last - first) // LOG_TICKS))
         return [2.0**power for power in range(first, last + 1) if not (power - first) % step]
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     ticks: list[float] = []
     for steps in _LOG_STEPS:
         ticks = [one * 10.0**power for power in range(first, last + 1) for one in steps]
         ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-        if len(ticks) <= count + 1:
+        if len(ticks) <= LOG_TICKS + 1:
             return ticks
-    return ticks[:: -(-len(ticks) // count)]
+    return ticks[:: -(-len(ticks) // LOG_TICKS)]
 
 
 @dataclass(frozen=True, slots=True)

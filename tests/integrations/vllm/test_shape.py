@@ -30,7 +30,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from tierkv.errors import ConfigError
-from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
+from tierkv.integrations.vllm.connector.shape import check_hash_seed, engine_spec
 from tierkv.types.engine import GroupKind
 
 BLOCKS = 8
@@ -418,10 +418,10 @@ def test_hashes_that_nobody_else_will_compute_are_told_once(
     """VLLM seeds them at random then: a restart would find nothing, and nothing would say why."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     with caplog.at_level(logging.WARNING):
-        assert check_hashes(vllm_config())
+        assert check_hash_seed(vllm_config())
         assert not caplog.records
-        assert not check_hashes(vllm_config(cache__prefix_caching_hash_algo="xxhash"))
+        assert not check_hash_seed(vllm_config(cache__prefix_caching_hash_algo="xxhash"))
     assert "PYTHONHASHSEED" in caplog.text
     assert "sha256" in caplog.text
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert check_hashes(vllm_config(cache__prefix_caching_hash_algo="xxhash"))
+    assert check_hash_seed(vllm_config(cache__prefix_caching_hash_algo="xxhash"))

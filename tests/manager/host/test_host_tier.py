@@ -16,7 +16,7 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.host.slot_table import GENERATIONS, OLD_KEYS
 from tierkv.manager.step_budget import StepBudget
 from tierkv.policies.lru import LruPolicy
-from tierkv.structures.key_table import SHARD_BYTE
+from tierkv.structures.key_table import SHARD_BYTE, shards_len
 from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import SlotRef
@@ -409,10 +409,10 @@ def test_the_keys_of_before_a_reset_are_freed_in_slices() -> None:
     slots = host.admit([make_key(number.to_bytes(32), 0) for number in range(3 * keys)], ChunkState.STORING)
     host.filled(slots, ChunkEvent.STORED)
     host.reset()
-    left = [host.slots.old_keys]
+    left = [sum(map(shards_len, host.slots._old_tables))]
     while left[-1]:
         host.dropping.free_some(share)
-        left.append(host.slots.old_keys)
+        left.append(sum(map(shards_len, host.slots._old_tables)))
     assert left == [3 * keys, 2 * keys, keys, 0]
 
 

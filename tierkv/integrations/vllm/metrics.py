@@ -69,8 +69,7 @@ _LOGGED = (
 """Counters in vLLM's log line, shown where they changed."""
 
 
-# -- transferred statistics of the connector
-# ---------------------------------------------------------------------------------------------
+# -- transferred statistics of the connector ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -158,8 +157,7 @@ def _delta_of(data: Mapping[str, Any]) -> Delta:
     }
 
 
-# -- exporter of the connector
-# ---------------------------------------------------------------------------------------------
+# -- exporter of the connector -----------------------------------------------------------------------------------------
 
 
 class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the same)

@@ -318,11 +318,6 @@ class SlotTable:
         if not shards:
             self._old_tables.pop()
 
-    @property
-    def old_keys(self) -> int:
-        """Number of keys that :meth:`forget_all` has kept and nothing reads."""
-        return sum(map(shards_len, self._old_tables))
-
     def transition(self, slots: Sequence[int], event: ChunkEvent) -> None:
         """Move chunks to the states after ``event``.
 

@@ -99,10 +99,10 @@ class TierIO:
         return self._tiers.presence(key, self._step.now, allowed, since)
 
     def source_of(
-        self, key: Key, allowed: Collection[str] | None = None, *, since: float = math.inf, trusting: bool = False
+        self, key: Key, allowed: Collection[str] | None = None, *, trusting: bool = False
     ) -> LowerTier | None:
         """Fastest allowed tier that is known to have ``key``; see :meth:`sources_of`."""
-        return self.sources_of((key,), allowed, since=since, trusting=trusting)[0]
+        return self.sources_of((key,), allowed, trusting=trusting)[0]
 
     def sources_of(
         self,

@@ -29,7 +29,7 @@ from tierkv.integrations.vllm.connector.containment import ContainedScheduler, C
 from tierkv.integrations.vllm.connector.meta import StepMeta, WorkerMeta
 from tierkv.integrations.vllm.connector.requests import described_view_of, view_of
 from tierkv.integrations.vllm.connector.scheduler import NO_INSTRUCTIONS, ConnectorScheduler
-from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
+from tierkv.integrations.vllm.connector.shape import check_hash_seed, engine_spec
 from tierkv.integrations.vllm.connector.worker import ConnectorWorker
 from tierkv.integrations.vllm.engine_checks import check_role, let_failed_loads_recompute, warn_of_lost_stores
 from tierkv.integrations.vllm.kv_events import KVEvents, localities, with_events
@@ -85,7 +85,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         config = options.stack
         if self._is_scheduler:
-            check_hashes(vllm_config)
+            check_hash_seed(vllm_config)
             registry = load_plugins()
             check_strict(options.strict)
             warn_of_lost_stores(vllm_config, config)
@@ -231,8 +231,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Empty the tiers that ``tierkv_reset_scope`` names: all of them, unless it is "host"."""
         return self.scheduler.reset_cache()
 
-    # -- observation
-    # -----------------------------------------------------------------------------------------------------
+    # -- observation ---------------------------------------------------------------------------------------------------
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Return events of stored and removed blocks for vLLM to publish."""

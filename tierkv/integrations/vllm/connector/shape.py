@@ -92,7 +92,7 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     )
 
 
-def check_hashes(vllm_config: Any, *, logger: logging.Logger = _log) -> bool:  # noqa: ANN401 - (the same)
+def check_hash_seed(vllm_config: Any) -> bool:  # noqa: ANN401 - (the same)
     """Whether another process gets equal block hashes for equal tokens. Logs a warning if not.
 
     vLLM seeds hashes that are not cryptographic at random in each process, unless the environment variable
@@ -101,7 +101,7 @@ def check_hashes(vllm_config: Any, *, logger: logging.Logger = _log) -> bool:  #
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     if not algorithm.startswith("xxhash") or os.environ.get("PYTHONHASHSEED") is not None:
         return True
-    logger.warning(
+    _log.warning(
         "prefix_caching_hash_algo = %r: vLLM seeds these hashes at random in each process, so after a restart, and "
         "from other servers, no stored chunk will be found. Use --prefix-caching-hash-algo sha256 (or "
         "sha256_cbor), or set PYTHONHASHSEED to the same number everywhere",
@@ -110,8 +110,7 @@ def check_hashes(vllm_config: Any, *, logger: logging.Logger = _log) -> bool:  #
     return False
 
 
-# -- unsupported configurations
-# --------------------------------------------------------------------------------------------
+# -- unsupported configurations ----------------------------------------------------------------------------------------
 
 
 def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)

@@ -263,8 +263,7 @@ class TierKVManager:
         """Note that all transfers in flight at the reset have ended (vLLM 0.33; the workers' marks show it as well)."""
         self.stack.workers_flushed()
 
-    # -- observation
-    # -----------------------------------------------------------------------------------------------------
+    # -- observation ---------------------------------------------------------------------------------------------------
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Return the events since the previous call."""
