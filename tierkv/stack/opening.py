@@ -353,9 +353,9 @@ def _check_staged(config: StackConfig) -> None:
         "record.spans": config.record.spans is not None,
         "events.self_describing": config.events.self_describing,
     }
-    for key, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                f"{key} is set, but this engine schedules itself: it decides when blocks are stored, and describes "
-                "events, on its own. Leave the key out, or connect the engine so that tierkv schedules"
-            )
+    if keys := [key for key, is_wrong in wrong.items() if is_wrong]:
+        raise ConfigError(
+            f"{', '.join(keys)}: without effect, since this engine schedules itself: it decides when blocks are stored "
+            "and describes events on its own. Leave it out, or connect the engine so that tierkv schedules (in vLLM: "
+            "TierKVConnector)"
+        )
