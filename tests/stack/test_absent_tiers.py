@@ -113,12 +113,12 @@ def test_an_absent_tier_is_tried_with_growing_pauses(
     """
     disk, clock = RefusingDisk(error), ManualClock()
     config = stack_config(tmp_path)
-    config["tiers"] = [{**config["tiers"][0], "name": "disk", "backend": "refusing", "breaker_cooldown_s": 2.0}]
+    config["tiers"] = [{**config["tiers"][0], "name": "disk", "backend": "refusing", "breaker_cooldown_s": 8.0}]
     runtime = Runtime(clock=clock, engine_sleep=clock.sleep)
     with opened(config, plugins=disk.registry, runtime=runtime) as stack:
         assert disk.tries == 1
         stack.build_connector_meta(StepOutput())  # a step that learns the time
-        for tries, pause_s in enumerate([2.0, 4.0, 8.0, REOPEN_PAUSE_MAX_S, REOPEN_PAUSE_MAX_S], 2):
+        for tries, pause_s in enumerate([1.0, 2.0, 4.0, 8.0, REOPEN_PAUSE_MAX_S, REOPEN_PAUSE_MAX_S], 2):
             clock.now_s += pause_s - 0.5
             stack.build_connector_meta(StepOutput())
             assert disk.tries == tries - 1, "it was tried too early"

@@ -17,6 +17,7 @@ from functools import partial
 
 from tierkv.abc import AsyncBackend, Backend
 from tierkv.config.resolving import ResolvedTier
+from tierkv.dispatch.health.breaker import FIRST_SHARE
 from tierkv.dispatch.threads.spawn import OneShot, Spawn, start_thread
 from tierkv.errors import DeadlineExceededError, NoThreadError
 from tierkv.logs.definitions import TIER_OPENED_LATE
@@ -155,7 +156,7 @@ class AbsentTier:
         """Whether the cache was reset meanwhile: what the tier holds is outdated."""
         self.tries = 1
         """Tries so far."""
-        self._pause_s = min(resolved.config.breaker_cooldown_s, REOPEN_PAUSE_MAX_S)
+        self._pause_s = min(resolved.config.breaker_cooldown_s * FIRST_SHARE, REOPEN_PAUSE_MAX_S)
         self._again_s: float | None = None  # None: the next try is not scheduled yet
         self._idle = threading.Event()
         self._idle.set()

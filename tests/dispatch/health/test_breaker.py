@@ -88,20 +88,35 @@ def test_a_short_outage_ends_soon_and_a_tier_that_flaps_rests() -> None:
         for number in range(trials + 1):
             opened_s = now_s
             while not breaker.trial_is_due(now_s):
-                now_s += 0.5
+                now_s += 1 / 64
             pauses.append(now_s - opened_s)
             breaker.trial_began(now_s)
             breaker.trial_ended(now_s, answered=number == trials)
 
-    outage(5)
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    outage(12)
+    growing = [1.25**number for number in range(10)]
+    assert pauses == pytest.approx([*growing, 8.0, 8.0, 8.0], abs=1 / 64)
     now_s += 7.9  # fails again soon: the tier flaps
     outage(0)
     now_s += 8.0
     outage(0)
     now_s += 1.0
     outage(1)
-    assert pauses[6:] == [8.0, 1.0, 2.0, 4.0]
+    assert pauses[13:] == pytest.approx([8.0, 1.0, 2.0, 2.5], abs=1 / 64)
+
+
+def test_few_failing_trials_delay_the_return_little() -> None:
+    """A storage that fails a number of times, and not for a time, loses one failure per trial: with pauses that doubled,
+    four failing trials cost 14.4 s. Pauses that did not grow would try a dead server for ever."""
+    breaker, now_s = Breaker("disk", 1, 5.0), 0.0
+    breaker.failed(now_s)
+    for number in range(5):
+        while not breaker.trial_is_due(now_s):
+            now_s += 1 / 64
+        breaker.trial_began(now_s)
+        breaker.trial_ended(now_s, answered=number == 4)
+    assert breaker.usable
+    assert 3.0 < now_s < 6.0
 
 
 def test_it_starts_counting_anew() -> None:

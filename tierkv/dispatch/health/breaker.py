@@ -54,6 +54,9 @@ BREAKER_STATES = StateMachine("breaker", TABLE)
 
 FIRST_SHARE = 1 / 8
 """Share of the cooldown before the first trial of an outage. Most outages are short; a tier that flaps gets it all."""
+TRIAL_GROWTH, FLAP_GROWTH = 1.25, 2.0
+"""Factors by which the time to the next trial grows after a failed trial, and after a return that did not last. A trial
+costs less than the failed operations that end a short service."""
 
 
 def trial_keys() -> Iterator[Key]:
@@ -72,8 +75,8 @@ class Breaker:
         tier: name of the tier, for error messages.
         failures_max: failures in a row that open it.
         cooldown_s: longest time between opening and the next trial, and the shortest time in service after which the
-            next outage is a new one. Its first trial is after :data:`FIRST_SHARE` of it, and each one after twice the
-            previous time.
+            next outage is a new one. Its first trial is after :data:`FIRST_SHARE` of it, and each one after
+            :data:`TRIAL_GROWTH` times the previous time.
     """
 
     def __init__(self, tier: str, failures_max: int, cooldown_s: float) -> None:
@@ -125,6 +128,7 @@ class Breaker:
             self._failures = 0
             if after is State.OPEN:
                 is_new = before is State.CLOSED and now_s >= self._changed_s + self._cooldown_s
-                self._pause_s = self._cooldown_s * FIRST_SHARE if is_new else min(2 * self._pause_s, self._cooldown_s)
+                longer_s = self._pause_s * (FLAP_GROWTH if before is State.CLOSED else TRIAL_GROWTH)
+                self._pause_s = self._cooldown_s * FIRST_SHARE if is_new else min(longer_s, self._cooldown_s)
             self._changed_s = now_s
         self.state, self.usable = after, after is State.CLOSED

@@ -14,8 +14,9 @@ from tierkv.errors import BackendError, BackendUnavailableError, TierKVError
 from tierkv_lmdb.environments.environment import Environment, Release
 from tierkv_lmdb.environments.trouble import Trouble
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 2.0
-"""Shortest and longest pause before an environment is opened afresh, in seconds. The first time there is none."""
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 0.5
+"""Shortest and longest pause before an environment is opened afresh, in seconds. The first time there is none. A tier
+that is out of service is tried less often than that, so each trial opens it."""
 STEADY_S = 5.0
 """Time after which an open environment counts as healthy, in seconds: the next pause is none again."""
 _log = plugin_logger(__name__)
