@@ -181,6 +181,29 @@ def test_a_refusal_names_its_fix_whatever_the_request(
     backend.close()
 
 
+def test_an_answer_without_length_names_its_fix(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore refuses such answers, of a proxy that compresses or sends pieces, with no word of what accepts them."""
+    backend = open_at(url, endpoint_url=s3.endpoint, implementation="obstore")
+    other = open_at(url, endpoint_url=s3.endpoint, implementation="fsspec")
+    assert put(backend, {key(1): FRAME}) == [None]
+    answer = s3._answer
+
+    def without_length(path: str, environ: dict[str, Any], start_response: Any) -> Any:
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            return start_response(status, [each for each in headers if each[0].lower() != "content-length"], *more)
+
+        return iter(list(answer(path, environ, start if environ["REQUEST_METHOD"] == "GET" else start_response)))
+
+    monkeypatch.setattr(s3, "_answer", without_length)
+    (failure,) = get(backend, key(1))
+    assert 'set implementation = "fsspec"' in str(failure)
+    assert get(other, key(1)) == [FRAME]
+    monkeypatch.undo()
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+    other.close()
+
+
 def test_no_view_of_a_buffer_remains(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """A library's exception in a reference cycle must not keep the arena mapped until the next garbage collection."""
     backend = open_at(url, **options)

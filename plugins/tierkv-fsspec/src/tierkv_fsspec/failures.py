@@ -40,6 +40,7 @@ class FailureKind(Enum):
     FULL = "no space left"
     NO_RANGE = "the object is shorter than the requested range"
     OTHER_REGION = "the bucket is in another region"
+    NO_LENGTH = "the answer has no Content-Length"
     OTHER = "failed"
 
 
@@ -70,6 +71,7 @@ FIXES = {
         "renew it, correct its names, or let this machine trust its issuer: SSL_CERT_FILE, and AWS_CA_BUNDLE for s3fs"
     ),
     FailureKind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
+    FailureKind.NO_LENGTH: 'let the proxy before the server pass it on, or set implementation = "fsspec"',
     FailureKind.BUSY: "try again later",
     FailureKind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
     FailureKind.DAMAGED: "check the network, and proxies between this machine and the server",
@@ -248,6 +250,8 @@ def _kind_of_chain(chain: list[BaseException], text: str) -> FailureKind | None:
         return FailureKind.WRONG_CREDENTIALS
     if "redirect without LOCATION" in text:
         return FailureKind.OTHER_REGION
+    if "Content-Length Header missing" in text:
+        return FailureKind.NO_LENGTH
     if "kind: Timeout" in text:
         return FailureKind.LATE
     if "HTTP error: " in text or "kind: Connect" in text:
