@@ -22,6 +22,9 @@ from tierkv.errors import (
     OutOfSpaceError,
     TierKVError,
 )
+from tierkv_fsspec import FsspecOptions
+from tierkv_fsspec.failures import Failure, FailureKind
+from tierkv_fsspec.stores.selection import choose_store
 
 FRAME = bytes(range(256)) * 200
 
@@ -81,6 +84,18 @@ def test_server_that_hangs(url: str, options: dict[str, Any]) -> None:
         with pytest.raises(DeadlineExceededError, match="read_timeout_s"):
             open_at(url, **slow)
         assert "no answer in time" in check(url, **slow)["access"].detail
+
+
+def test_a_write_that_waits_for_permission_ends(url: str, options: dict[str, Any]) -> None:
+    """s3fs asks whether it may send the body (``Expect: 100-continue``), and waits without end for the answer: a server
+    that hung for a while kept the tier's threads, and the tier out of service, until a restart."""
+    with silent_server() as endpoint:
+        slow = options | {"endpoint_url": endpoint, "connect_timeout_s": 0.2, "read_timeout_s": 0.2}
+        store = choose_store(FsspecOptions(url=url, **slow)).open(FsspecOptions(url=url).location)
+        with pytest.raises(Exception) as failure:  # noqa: PT011 - any error of a library; its kind is judged
+            store.write("object", memoryview(FRAME))
+        assert Failure.of(failure.value).kind is FailureKind.LATE
+        store.close()
 
 
 def test_bucket_that_does_not_exist(options: dict[str, Any]) -> None:
@@ -182,7 +197,7 @@ def test_a_refusal_names_its_fix_whatever_the_request(
 
 
 def test_an_answer_without_length_names_its_fix(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """obstore refuses such answers, of a proxy that compresses or sends pieces, with no word of what accepts them."""
+    """Answers of a proxy that compresses or sends pieces: obstore refuses them, with no word of what accepts them."""
     backend = open_at(url, endpoint_url=s3.endpoint, implementation="obstore")
     other = open_at(url, endpoint_url=s3.endpoint, implementation="fsspec")
     assert put(backend, {key(1): FRAME}) == [None]

@@ -106,8 +106,8 @@ def test_a_short_outage_ends_soon_and_a_tier_that_flaps_rests() -> None:
 
 
 def test_few_failing_trials_delay_the_return_little() -> None:
-    """A storage that fails a number of times, and not for a time, loses one failure per trial: with pauses that doubled,
-    four failing trials cost 14.4 s. Pauses that did not grow would try a dead server for ever."""
+    """A storage that fails a number of times, and not for a time, loses one failure per trial. Pauses that doubled made
+    four of them 14.4 s."""
     breaker, now_s = Breaker("disk", 1, 5.0), 0.0
     breaker.failed(now_s)
     for number in range(5):

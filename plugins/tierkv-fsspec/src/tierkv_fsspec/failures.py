@@ -167,6 +167,15 @@ _ERRNOS = {
         (errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOLCK), FailureKind.BUSY
     ),
 }
+_TEXTS = (
+    ("No authentication methods available", FailureKind.WRONG_CREDENTIALS),  # paramiko, without a key
+    ("redirect without LOCATION", FailureKind.OTHER_REGION),
+    ("Content-Length Header missing", FailureKind.NO_LENGTH),
+    ("kind: Timeout", FailureKind.LATE),
+    ("HTTP error: ", FailureKind.DOWN),
+    ("kind: Connect", FailureKind.DOWN),
+)
+"""Kinds by words of the text: obstore reports the kind of a failed request in its debug text only."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
@@ -243,20 +252,7 @@ def _code(error: BaseException) -> str:
 def _kind_of_chain(chain: list[BaseException], text: str) -> FailureKind | None:
     kinds = (_kind_of_type(error) for error in chain)
     kind = next((kind for kind in kinds if kind is not None), None)
-    if kind is not None:
-        return kind
-    # obstore reports the kind of a failed request in its debug text only.
-    if "No authentication methods available" in text:  # paramiko, without a key
-        return FailureKind.WRONG_CREDENTIALS
-    if "redirect without LOCATION" in text:
-        return FailureKind.OTHER_REGION
-    if "Content-Length Header missing" in text:
-        return FailureKind.NO_LENGTH
-    if "kind: Timeout" in text:
-        return FailureKind.LATE
-    if "HTTP error: " in text or "kind: Connect" in text:
-        return FailureKind.DOWN
-    return None
+    return kind or next((kind for words, kind in _TEXTS if words in text), None)
 
 
 def _kind_of_type(error: BaseException) -> FailureKind | None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
+import fsspec.asyn  # type: ignore[import-untyped]  # it ships no types
 
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
@@ -62,6 +63,7 @@ class FsspecStore:
         self._is_conditional = location.protocol in CONDITIONAL_PROTOCOLS
         self._makes_directories = location.protocol not in BUCKET_PROTOCOLS
         self._moves = location.protocol not in WHOLE_PROTOCOLS
+        self._call_s = options.connect_timeout_s + options.read_timeout_s
 
     @property
     def _fs(self) -> Any:  # noqa: ANN401  file systems of fsspec have no types
@@ -178,8 +180,13 @@ class FsspecStore:
         return f"{self._root}/{name}"
 
     def _call(self, verb: str, *arguments: object, **more: object) -> Any:  # noqa: ANN401  what the verb returns
+        """Call a verb. A library's own timeouts have gaps, such as a server that never sends ``100 Continue``."""
+        fs = self._fs
         try:
-            return getattr(self._fs, verb)(*arguments, **more)
+            if isinstance(fs, fsspec.asyn.AsyncFileSystem) and hasattr(fs, f"_{verb}"):
+                in_time = {**more, "timeout": self._call_s}
+                return fsspec.asyn.sync(fs.loop, getattr(fs, f"_{verb}"), *arguments, **in_time)
+            return getattr(fs, verb)(*arguments, **more)
         except Exception as error:
             clear_tracebacks(error)
             raise
