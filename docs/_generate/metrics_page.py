@@ -41,11 +41,11 @@ tier, or `host`. Counters are exported with the ending `_total`; of a histogram 
 `x_count`, and an observation that equals an edge counts below it.
 
 A hit rate is a share of the tokens that were asked for. While no load is in flight, `tokens_asked` is the sum of
-`tokens_local`, `tokens_loaded` over all tiers, and `tokens_computed`. In a stack of an engine that schedules itself the
-first and the last are 0, since such an engine does not report them.
+`tokens_local`, `tokens_loaded` over all tiers, and `tokens_computed`. An engine that schedules itself, such as vLLM
+with the spec, reports neither the asked, the local nor the computed tokens: these stay 0, and there is no hit rate.
 
 ```text
-sum by (tier) (rate(tierkv_tokens_loaded_total[5m])) / ignoring(tier) group_left rate(tierkv_tokens_asked_total[5m])
+sum by (tier) (rate(tierkv_tokens_loaded_total[5m])) / on () group_left sum(rate(tierkv_tokens_asked_total[5m]))
 ```
 """
 
