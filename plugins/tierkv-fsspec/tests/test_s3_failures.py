@@ -98,6 +98,19 @@ def test_a_write_that_waits_for_permission_ends(url: str, options: dict[str, Any
         store.close()
 
 
+def test_a_listing_may_take_longer_than_a_request(url: str, options: dict[str, Any]) -> None:
+    """A folder of many objects is listed in many requests: the bound of one must not end it."""
+    at = FsspecOptions(url=url, **options | {"implementation": "fsspec"})
+    store = choose_store(at).open(at.location)
+    store.write("ab/object", memoryview(FRAME))
+    store._call_s = 1e-6
+    with pytest.raises(Exception) as failure:  # noqa: PT011 - any error of a library; its kind is judged
+        store.exists("ab/object")
+    assert Failure.of(failure.value).kind is FailureKind.LATE
+    assert [listed.name for some in store.list_objects() for listed in some] == ["ab/object"]
+    store.close()
+
+
 def test_bucket_that_does_not_exist(options: dict[str, Any]) -> None:
     """The most common mistake: reported at open and at check, by name, with the fix; no bucket is created."""
     url = "s3://tierkv-no-such-bucket/prefix"

@@ -180,10 +180,13 @@ class FsspecStore:
         return f"{self._root}/{name}"
 
     def _call(self, verb: str, *arguments: object, **more: object) -> Any:  # noqa: ANN401  what the verb returns
-        """Call a verb. A library's own timeouts have gaps, such as a server that never sends ``100 Continue``."""
+        """Call a verb. A library's own timeouts have gaps, such as a server that never sends ``100 Continue``.
+
+        A listing has no bound as a whole: it takes as many requests as it has pages.
+        """
         fs = self._fs
         try:
-            if isinstance(fs, fsspec.asyn.AsyncFileSystem) and hasattr(fs, f"_{verb}"):
+            if verb != "ls" and isinstance(fs, fsspec.asyn.AsyncFileSystem) and hasattr(fs, f"_{verb}"):
                 in_time = {**more, "timeout": self._call_s}
                 return fsspec.asyn.sync(fs.loop, getattr(fs, f"_{verb}"), *arguments, **in_time)
             return getattr(fs, verb)(*arguments, **more)
