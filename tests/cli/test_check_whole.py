@@ -19,7 +19,7 @@ Run = Callable[..., Result]
 GIB = 2**30
 
 
-def findings(tierkv: Run, place: Path, *tiers: dict[str, Any], host: str = "8MiB") -> list[dict[str, Any]]:
+def findings(tierkv: Run, place: Path, *tiers: dict[str, Any], host: str | int = "8MiB") -> list[dict[str, Any]]:
     """Findings of a stack of these tiers about the stack as a whole."""
     file = place / "whole.json"
     file.write_text(json.dumps({"host": {"capacity": host}, "tiers": list(tiers)}), encoding="utf-8")
@@ -65,6 +65,13 @@ def test_a_host_tier_larger_than_memory_is_found(tierkv: Run, tmp_path: Path) ->
     assert (found["tier"], found["ok"]) == ("host", False)
     assert found["detail"].startswith("1.00 PiB of ")
     assert "lower host.capacity to" in found["fix"]
+
+
+def test_a_host_tier_in_the_wrong_unit_is_found(tierkv: Run, tmp_path: Path) -> None:
+    """`capacity = 16` are 16 bytes. The check passed, and the engine refused the stack behind its weights."""
+    (found,) = findings(tierkv, tmp_path, host=16)
+    assert (found["ok"], found["detail"]) == (False, "16 B hold no chunk of any model")
+    assert 'host.capacity = "16GiB"' in found["fix"]
 
 
 @pytest.mark.parametrize(("gib", "ok", "warns"), [(8, True, False), (15, True, True), (17, False, False)])

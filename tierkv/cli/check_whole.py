@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tierkv.abc import CheckResult
 from tierkv.config import ChunkConfig, HostConfig, ResolvedTier, StackConfig, TierConfig
+from tierkv.frames.frame import frame_bytes
 from tierkv.memory.available import usable_bytes
 from tierkv.types.cache_events import HOST
 from tierkv.types.sizes import round_size
@@ -129,6 +130,9 @@ def check_memory(capacity: int, memory: int) -> CheckResult:
     """Compare the host tier, which is allocated and pinned at start, with the memory of this machine, in bytes."""
     detail = f"{round_size(capacity)} of {round_size(memory)} on this machine"
     most = round_size(MEMORY_SHARE_MAX * memory)
+    if capacity < frame_bytes(1):
+        fix = f'a number without a unit is bytes: write host.capacity = "{capacity}GiB", or more than a chunk takes'
+        return CheckResult("memory", ok=False, detail=f"{round_size(capacity)} hold no chunk of any model", fix=fix)
     if capacity > memory:
         return CheckResult("memory", ok=False, detail=detail, fix=f"lower host.capacity to {most} or less")
     if capacity > MEMORY_SHARE_MAX * memory:
