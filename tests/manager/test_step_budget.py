@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tierkv.manager.step_budget import StepBudget
+from tierkv.manager.step_budget import KEYS_PER_LOOK, StepBudget
 
 
 def test_all_parts_together_never_take_more_than_the_budget() -> None:
@@ -27,7 +27,7 @@ def test_the_next_step_has_the_full_budget_again() -> None:
     """A step that uses all of it takes nothing from the next one."""
     budget = StepBudget(64)
     share = budget.share()
-    assert share.take(64) == 64
+    assert share.take(1000) == 64, "also before the first step"
     budget.begin_step()
     assert share.left == 64
     assert share.take(10) == 10
@@ -40,3 +40,8 @@ def test_every_part_proceeds_in_every_step_however_small_the_budget_is() -> None
     shares = [budget.share() for _ in range(8)]
     budget.begin_step()
     assert all(share.take(5) for share in shares)
+
+
+def test_a_job_may_have_more_chunks_than_a_step_may_move() -> None:
+    """A look costs an eighth of a key operation: without that, grants and jobs of long prompts would be cut."""
+    assert StepBudget(64).looks_max == 64 * KEYS_PER_LOOK > 64
