@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from interrupts import heeding_interrupts
 
 from tierkv.cli.demo.processes import _without_interruptions
 from tierkv.cli.main import cli
@@ -72,9 +73,12 @@ def test_damage_at_rest_is_refused_and_recomputed(tmp_path: Path) -> None:
 def test_an_interruption_is_one_line(tmp_path: Path) -> None:
     """Ctrl-C reaches the program and the processes of its phases: each of them printed a traceback."""
     command = [sys.executable, "-I", "-m", "tierkv.cli.main", "demo", "--workdir", str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
+    with (
+        heeding_interrupts(),
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as run,
+    ):
         patience_s = time.monotonic() + 120
         while not list(tmp_path.glob("objects/*")) and run.poll() is None:  # a phase serves
             assert time.monotonic() < patience_s
@@ -87,7 +91,7 @@ def test_an_interruption_is_one_line(tmp_path: Path) -> None:
 
 def test_an_interruption_while_a_process_starts_is_not_lost() -> None:
     """It was ignored for as long as the process of a phase started, and the demo went on to its end."""
-    with pytest.raises(KeyboardInterrupt), _without_interruptions():
+    with heeding_interrupts(), pytest.raises(KeyboardInterrupt), _without_interruptions():
         os.kill(os.getpid(), signal.SIGINT)
 
 

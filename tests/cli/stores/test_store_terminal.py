@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 from filled_stores import chunk_key, disk_tier, fill, model_namespace, place_at, stack_file
+from interrupts import heeding_interrupts
 
 from tierkv.cli.main import cli
 from tierkv.cli.output import print_table
@@ -42,16 +42,6 @@ def read_to_end(terminal: int) -> Iterator[bytes]:
             yield piece
     except OSError:  # how Linux says that it is closed
         return
-
-
-@contextmanager
-def heeding_interrupts() -> Iterator[None]:
-    """Start children that Ctrl-C ends. Where the tests run in the background, they ignore it, as a child would."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_copy_says_so_and_continues(tmp_path: Path) -> None:
