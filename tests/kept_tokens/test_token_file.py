@@ -80,24 +80,27 @@ def test_a_row_moved_to_another_namespace_or_key_is_left_out(path: Path) -> None
         file.close()
 
 
-def test_changed_bytes_never_come_back(path: Path, rng: random.Random) -> None:
-    """Damage at rest costs rows, or the whole file, and never gives a wrong one."""
+def test_changed_bytes_never_come_back(path: Path, rng: random.Random, caplog: pytest.LogCaptureFixture) -> None:
+    """Damage at rest costs rows, or the whole file, and never gives a wrong one. The log has what a row shows."""
     rows = {key(number): rng.randbytes(600) for number in range(40)}
     file = opened(path)
     file.apply(list(rows.items()))
     file.close()
-    whole, lost = path.read_bytes(), 0
+    whole, lost, reported = path.read_bytes(), 0, 0
     for _ in range(60):
         content = bytearray(whole)
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
+        caplog.clear()
         file = opened(path)
         found = dict(file.rows())
         file.close()
         assert found.items() <= rows.items()
+        reported += "rows of" in caplog.text
         lost += len(rows) - len(found)
         path.with_name(f"{path.name}.damaged").unlink(missing_ok=True)
     assert lost
+    assert reported
 
 
 def test_a_file_that_is_no_database_is_set_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:

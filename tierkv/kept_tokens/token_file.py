@@ -12,7 +12,7 @@ import xxhash
 
 from tierkv.abc.places import check_private_directory, open_private, set_aside
 from tierkv.errors import BackendError, ConfigError
-from tierkv.logs.definitions import TOKENS_SET_ASIDE
+from tierkv.logs.definitions import TOKENS_NOT_KEPT, TOKENS_SET_ASIDE
 from tierkv.logs.stack_log import StackLog
 from tierkv.types.keys import Key
 
@@ -55,6 +55,7 @@ class TokenFile:
         self._path = path
         self._namespace = namespace
         self._rows_max = rows_max
+        self._log = log
         try:
             check_private_directory(path.parent, "events.tokens_path")
             os.close(open_private(str(path), os.O_RDWR | os.O_CREAT))
@@ -99,13 +100,20 @@ class TokenFile:
         os.close(open_private(str(self._path), os.O_RDWR | os.O_CREAT))
 
     def rows(self) -> Iterator[tuple[Key, bytes]]:
-        """Keys and snapshots of this namespace, the oldest first. Damaged rows are left out."""
-        with contextlib.suppress(sqlite3.DatabaseError):  # a damaged page ends the list
+        """Keys and snapshots of this namespace, the oldest first, without damaged rows. A bad page ends them."""
+        damaged, reason = 0, ""
+        try:
             for key, value in self._connection.execute(_SELECT, (self._namespace,)):
-                if type(key) is bytes and type(value) is bytes:
-                    snapshot = value[CHECKSUM_BYTES:]
-                    if value[:CHECKSUM_BYTES] == self._checksum(key, snapshot):
-                        yield Key(key), snapshot
+                if type(key) is type(value) is bytes and value[:CHECKSUM_BYTES] == self._checksum(
+                    key, snapshot := value[CHECKSUM_BYTES:]
+                ):
+                    yield Key(key), snapshot
+                else:
+                    damaged += 1
+        except sqlite3.DatabaseError as error:
+            reason = f", and its list ends early: {error}"
+        if damaged or reason:
+            self._log.report(TOKENS_NOT_KEPT, reason=f"{damaged} rows of {self._path} are damaged{reason}")
 
     def apply(self, changes: Sequence[Row]) -> None:
         """Write and delete rows, all or none.

@@ -257,7 +257,7 @@ RECORD_NOT_WRITTEN = _warning(
 )
 TOKENS_NOT_KEPT = _warning(
     "tokens_not_kept",
-    "tokens of stored chunks cannot be kept",
+    "tokens of stored chunks cannot be kept, or were lost",
     "reason",
     advice="After a restart events describe fewer chunks. Free space, or check what is at `events.tokens_path`.",
 )
