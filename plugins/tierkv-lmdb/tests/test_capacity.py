@@ -205,6 +205,10 @@ gone = list(stored)[:8]
 assert backend.delete(gone) == [None] * 8
 kept = {k: frame for k, frame in stored.items() if k not in gone}
 assert [frame for k in kept for frame in get(backend, k)] == list(kept.values())
+kept[key(900)] = b"small"
+fits, huge = put(backend, {key(900): b"small", key(901): bytes(1800000)})
+assert (fits, type(huge)) == (None, OutOfSpaceError), (fits, huge)
+assert get(backend, key(900)) == [b"small"]
 room.unlink()
 assert put(backend, {last: b"fits now"}) == [None]
 backend.close()
@@ -218,7 +222,8 @@ assert len(list(backend.scan())) == len(kept) + 1
 def test_disk_full(tmp_path: Path) -> None:
     """The disk may be full below the capacity.
 
-    The refusal is an error by key, no stored frame is lost, deletes work, and so do writes as soon as there is room.
+    The refusal is an error by key, no stored frame is lost, deletes work, and so do writes as soon as there is room. A
+    frame without room costs no other frame of its call, which once counted as not synced.
     """
     run_on_small_disk(DISK_FULL, tmp_path, mib=5)
 

@@ -30,7 +30,7 @@ class Failures:
     def from_cause(self, what: str, error: lmdb.Error | OSError, key: Key | None = None, size: int = 0) -> BackendError:
         """Error for a failed action. ``what`` names the action; ``size`` is the number of bytes to be written."""
         message = f"{self._where}: cannot {what}{' ' + key.hex() if key else ''}: {error}"
-        if self._is_full(error, size):
+        if is_full(error, self._where, size):
             return OutOfSpaceError(f"{message} (the disk, its quota or the map is full)", tier=self._tier, key=key)
         if isinstance(error, lmdb.ReadersFullError | lmdb.LockError):
             return BackendUnavailableError(message, tier=self._tier, key=key)
@@ -48,11 +48,13 @@ class Failures:
         """Error for a write beyond the tier's own limit."""
         return OutOfSpaceError(f"{self._where}: {message}", tier=self._tier, key=key)
 
-    def _is_full(self, error: lmdb.Error | OSError, size: int) -> bool:
-        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
-            return True
-        # LMDB reports a write cut short by a full disk as an I/O error. Asking for as much space again decides.
-        return size > 0 and not _disk_has_room(self._where, size)
+
+def is_full(error: lmdb.Error | OSError, where: Path, size: int) -> bool:
+    """Whether an error was caused by a full map or disk. size: bytes that were to be written below ``where``."""
+    if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
+        return True
+    # LMDB reports a write cut short by a full disk as an I/O error. Asking for as much space again decides.
+    return size > 0 and not _disk_has_room(where, size)
 
 
 def unusable_path(error: OSError, path: Path, root: Path, tier: str) -> BackendError:

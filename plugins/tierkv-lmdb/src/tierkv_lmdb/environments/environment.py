@@ -24,8 +24,11 @@ from tierkv_lmdb.environments.file_watch import DATA_FILE, FileWatch
 from tierkv_lmdb.environments.frame_copier import FrameCopier
 from tierkv_lmdb.environments.gate import EnvironmentGate
 from tierkv_lmdb.environments.trouble import Trouble, trouble_of
+from tierkv_lmdb.failures import is_full
 
 DATABASES = (b"frames", b"index")
+_ROOM_BYTES = 64 << 10
+"""Room that a disk lacks which has just cut a write short."""
 _Value = TypeVar("_Value", bytes, memoryview)
 _log = plugin_logger(__name__)
 
@@ -106,9 +109,10 @@ class Environment:
             with self._writer, self._used(lambda: self._env.begin(write=True, buffers=True)) as txn:
                 yield txn
                 is_complete = True
-        except lmdb.Error:
+        except lmdb.Error as error:
             if is_complete:
-                self.failed_syncs += 1
+                # A full disk refuses the pages of this transaction: those of others were synced by their own commits.
+                self.failed_syncs += not is_full(error, self.path, _ROOM_BYTES)
                 self._probe()
             raise
 
