@@ -17,8 +17,8 @@ from tierkv_fsspec.stores.store import Store, TooLongError
 MANIFEST = "namespace.json"
 FORMAT = "tierkv-fsspec"
 VERSION = 1
-REPEAT_S = 600.0
-"""Time in seconds after which a tier that writes chunks stores a manifest that was removed, as by a lifecycle rule."""
+REPEAT_S = 60.0
+"""Seconds after which a tier that writes chunks stores a manifest that was removed, as by a lifecycle rule or `rm`."""
 _log = plugin_logger(__name__)
 
 
