@@ -160,7 +160,8 @@ def test_a_bound_on_payloads_bounds_the_file(tmp_path: Path) -> None:
     config = kept(tmp_path)
     config["events"]["payloads_max"] = 5
     with opened(config) as stack:
-        served(stack, PROMPTS)
+        for prompt in PROMPTS:  # one after the other: the disk has the first chunks before the limit is reached
+            served(stack, [prompt])
         assert stack.metrics.counters.payloads_forgotten
     assert 0 < rows_in(tmp_path / "tokens.db") <= 5
     assert 0 < len(restarted(config)) <= 5
