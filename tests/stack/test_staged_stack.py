@@ -386,6 +386,37 @@ def test_keys_name_groups_as_the_engine_numbers_them() -> None:
         stack.close()
 
 
+def test_tokens_of_a_hit_are_those_of_the_longest_group() -> None:
+    """The engine's first group may have a window, of which a hit loads the end only: 1,376 counted of 3,520 tokens."""
+    engine = EngineSpec("model", "float32", (GroupSpec(TOKENS, (PAGE,)), GroupSpec(TOKENS, (PAGE,))), TOKENS)
+    stack = open_staged_stack({"host": {"capacity": 8 * SLOT_BYTES}}, engine)
+    worker = open_worker(pickle.loads(pickle.dumps(stack.worker_setup(0))))
+    try:
+        worker.register_kv_caches([[np.zeros((BLOCKS, PAGE), np.uint8)] for _ in range(2)])
+        chunks = [keys(3)[2], *keys(3, group=1)]
+        granted = stack.prepare_store("writer", [(key, 3 * TOKENS) for key in chunks])
+        assert granted is not None
+        stored = granted.transfer
+        assert stored.groups == (0, 1, 1, 1)
+        worker.start(
+            TransferJob(
+                job_id=stored.number, request_id=NO_REQUEST, is_store=True, keys=stored.keys, slots=stored.slots,
+                chunk_groups=stored.groups, block_ids=(3, 1, 2, 3), group_sizes=(1, 3), block_indices=(0, 0),
+            )
+        )  # fmt: skip
+        worker.wait([stored.number])
+        assert not worker.get_finished().failed_keys
+        worker.mark_ended(stored.number)
+        stack.complete_store(stored.keys)
+        assert {stack.lookup("reader", key, 3 * TOKENS) for key in chunks} == {HIT}
+        worker.mark_ended(stack.prepare_load("reader", chunks).number)
+        stack.complete_load("reader", chunks)
+        assert dict(stack.metrics.counters.tokens_loaded) == {"host": 3 * TOKENS}
+    finally:
+        worker.close()
+        stack.close()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -211,8 +211,9 @@ class StagedStack:
         return self._jobs.begin_load(request_id, ordered, groups, grant.slots)
 
     def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
-        """Count chunks by tier, and tokens by the first group in lookup order that loads any chunk."""
-        lead = next((index for index in self.geometry.lookup_order if index in groups), None)
+        """Count chunks by tier, and tokens by the group that loads most: one with a window loads the end only."""
+        tokens = {group: n * self.geometry.groups[group].chunk_tokens for group, n in Counter(groups).items()}
+        lead = max(tokens, key=tokens.__getitem__, default=None)
         for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
             self._counters.chunks_hit[source] += chunks
             if group == lead:
