@@ -15,6 +15,7 @@ from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tierkv.abc.places import exists
 from tierkv.errors import ConfigError
 from tierkv.metrics.definitions import GAUGES, HISTOGRAMS, counters
 from tierkv.metrics.deltas import Delta, empty_delta, merge
@@ -68,7 +69,7 @@ def source_of(target: str) -> Source:
     if target.startswith(("http://", "https://")):
         return MetricsPort(target if re.search(r"://[^/]+/.", target) else f"{target.rstrip('/')}/metrics")
     found = re.fullmatch(r"(?:([\w.-]+|\[[0-9a-fA-F:]+\])?:)?(\d{1,5})", target)
-    if found and not Path(target).exists():
+    if found and not exists(Path(target)):
         if not 0 < int(found[2]) <= PORT_MAX:
             raise ConfigError(f"{target}: a port is a number from 1 to {PORT_MAX}")
         return MetricsPort(f"http://{found[1] or '127.0.0.1'}:{found[2]}/metrics")
@@ -103,6 +104,7 @@ class MetricsPort:
             with urllib.request.urlopen(self.name, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http, by source_of
                 body: bytes = answer.read(ANSWER_BYTES_MAX)
         except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
             hint = "; the metrics of most programs are at /metrics" if error.code == http.HTTPStatus.NOT_FOUND else ""
             raise NoSampleError(f"{self.name} answers {error.code} {error.reason}{hint}") from error
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
