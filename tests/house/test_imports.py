@@ -74,6 +74,16 @@ def modules(*patterns: str) -> list[object]:
     return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [each for each in modules("tierkv/**/*.py", "plugins/*/src/**/*.py") if "testing" not in str(each)],
+)
+def test_no_place_that_fails_looks_absent(path: Path) -> None:
+    """``Path.exists()`` says no where a place cannot be looked at (Python 3.14). tierkv.abc.places.exists() raises."""
+    calls = [line for line in path.read_text(encoding="utf-8").splitlines() if ".exists()" in line]
+    assert not calls, "call tierkv.abc.places.exists(path)"
+
+
 @pytest.mark.parametrize("path", modules("tierkv/scheduler/**/*.py", "tierkv/manager/**/*.py"))
 def test_scheduler_and_manager_are_sans_io(path: Path) -> None:
     """The same code must run under an engine, in a property test and in a simulation of a day within seconds."""

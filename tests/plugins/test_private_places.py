@@ -12,6 +12,7 @@ from tierkv.abc.places import (
     absolute_path,
     check_private_directory,
     differs_in_one_byte,
+    exists,
     make_private_directory,
     open_private,
     read_short_file,
@@ -160,3 +161,13 @@ def test_one_bad_byte_is_told_from_another_program() -> None:
     assert not differs_in_one_byte(b'{"format": "tierkv-disk"}', written)
     assert not differs_in_one_byte(written, written)
     assert not differs_in_one_byte(written + b"\n", written)
+
+
+def test_a_place_that_cannot_be_looked_at_is_not_absent(tmp_path: Path) -> None:
+    """Since Python 3.14 ``Path.exists`` says that it is: a store whose directory cannot be searched would look new."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    absent = [tmp_path / "none", tmp_path / "file" / "below", tmp_path / "loop", tmp_path / "a\0b"]
+    assert [exists(path) for path in [tmp_path, tmp_path / "file", *absent]] == [True, True, False, False, False, False]
+    with pytest.raises(OSError, match="too long"):
+        exists(tmp_path / ("n" * 300))

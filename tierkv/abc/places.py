@@ -48,6 +48,25 @@ def absolute_path(path: str | os.PathLike[str], option: str = "path") -> str:
         ) from None
 
 
+def exists(path: Path) -> bool:
+    """Whether something has this name. May be called on any thread.
+
+    Since Python 3.14 ``Path.exists`` also says no where it cannot know: a store that cannot be read would look new.
+
+    Raises:
+        OSError: it cannot be known: a directory may not be searched, the name is too long, or the device fails.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # no name has a null byte
+        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+    return True
+
+
 def make_private_directory(path: Path, option: str = "path") -> None:
     """Create a directory, and the parents that it lacks, with mode 0700; an existing one is checked and kept as it is.
 
@@ -61,7 +80,7 @@ def make_private_directory(path: Path, option: str = "path") -> None:
         BackendError: as :func:`check_private_directory`.
         OSError: it cannot be created.
     """
-    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+    for missing in reversed([each for each in (path, *path.parents) if not exists(each)]):
         missing.mkdir(0o700, exist_ok=True)
         with contextlib.suppress(OSError):  # a parent that this user may not read, or that its file system cannot sync
             _sync_names(missing.parent)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierkv.abc import CheckResult
+from tierkv.abc.places import exists
 from tierkv.config import ChunkConfig, HostConfig, ResolvedTier, StackConfig, TierConfig
 from tierkv.frames.frame import frame_bytes
 from tierkv.memory.available import usable_bytes
@@ -233,7 +234,7 @@ def check_capacities(places: list[tuple[ResolvedTier, Path]]) -> Iterator[tuple[
 
 
 def _existing(place: Path) -> Path:
-    return next(path for path in (place, *place.parents) if path.exists())
+    return next(path for path in (place, *place.parents) if exists(path))
 
 
 def held_bytes(place: Path) -> int:

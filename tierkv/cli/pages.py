@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tierkv.abc.places import exists
 from tierkv.errors import ConfigError
 from tierkv.reports.page import Page
 
@@ -17,7 +18,7 @@ def _checked_before(_context: click.Context, _parameter: click.Parameter, path: 
     Raises:
         BadParameter: it cannot.
     """
-    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+    if path is not None and (path.is_dir() or not os.access(path if exists(path) else path.parent, os.W_OK)):
         raise click.BadParameter(f"{path}: {_FIX}")
     return path
 

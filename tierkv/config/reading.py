@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from tierkv.abc.places import exists
 from tierkv.errors import ConfigError
 
 FILE_BYTES_MAX = 1024 * 1024
@@ -96,7 +97,7 @@ def _read_text(path: Path) -> str:
 def _refuse_other_kinds(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"{path}: is a directory; name the file of the stack")
-    if path.exists() and not path.is_file():
+    if exists(path) and not path.is_file():
         raise ConfigError(f"{path}: is not a regular file")
 
 

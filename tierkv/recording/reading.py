@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from tierkv._version import __version__
+from tierkv.abc.places import exists
 from tierkv.errors import ConfigError
 from tierkv.recording.entries import READ_VERSIONS, Entry, matches
 from tierkv.recording.shapes import is_whole
@@ -34,7 +35,7 @@ def files_of(path: Path) -> list[Path]:
         if (match := re.fullmatch(re.escape(path.name) + r"\.(\d+)", other.name))
     }
     found = [numbered[number] for number in sorted(numbered, reverse=True)]
-    if path.exists():
+    if exists(path):
         found.append(path)
     if not found:
         raise ConfigError(

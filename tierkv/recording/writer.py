@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from tierkv.abc.places import open_private
+from tierkv.abc.places import exists, open_private
 from tierkv.dispatch.threads.batch_writer import BatchWriter
 from tierkv.dispatch.threads.spawn import Spawn, start_thread
 from tierkv.errors import ConfigError
@@ -139,7 +139,7 @@ class RecordWriter:
         self._close_file()
         older = [self._path, *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._keep + 1))]
         for newer, old in reversed(list(pairwise(older))):
-            if newer.exists():
+            if exists(newer):
                 newer.replace(old)
         if not self._keep:
             self._path.unlink(missing_ok=True)

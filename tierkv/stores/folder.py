@@ -40,7 +40,7 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
-from tierkv.abc.places import absolute_path, make_private_directory, open_private, read_short_file
+from tierkv.abc.places import absolute_path, exists, make_private_directory, open_private, read_short_file
 from tierkv.errors import BackendError, NamespaceMismatchError, OutOfSpaceError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.types.keys import Key
@@ -356,7 +356,7 @@ def _namespaces(options: FolderOptions) -> Iterator[StoredNamespace | TierKVErro
 def _remove(options: FolderOptions, namespace: Namespace) -> None:
     path = Path(options.path)
     directory = path / namespace.fingerprint().hex()
-    if directory.exists():
+    if exists(directory):
         note_export(path, Exported(namespace, 0, 0))  # if this removal is killed, no chunk is missed
         _tried(directory, lambda: shutil.rmtree(directory))
     _write_manifest(path, _others(path, namespace))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tierkv._version import __version__
 from tierkv.abc import BackendPlugin, StoredNamespace
+from tierkv.abc.places import exists
 from tierkv.config import ResolvedTier, load_config, resolve
 from tierkv.config.options import describe_options, make_options
 from tierkv.config.reading import SUFFIXES
@@ -191,7 +192,7 @@ def _recognised(target: str, registry: PluginRegistry) -> Place:
         ConfigError: no backend, or several.
     """
     if "://" not in target:
-        if not Path(target).exists():
+        if not exists(Path(target)):
             raise ConfigError(f"{target}: there is no such file or directory")
         if is_folder(Path(target)):
             return folder_place(target)

@@ -8,6 +8,7 @@ from typing import get_args
 
 import click
 
+from tierkv.abc.places import exists
 from tierkv.cli.new_plugin.rendering import Kind, check_name, rendered
 from tierkv.cli.output import console
 from tierkv.errors import ConfigError
@@ -40,7 +41,7 @@ def new_plugin(name: str, kind: Kind, into: Path) -> None:
     """  # noqa: D301  click reads the control character, and does not wrap the rest
     check_name(name, {found.plugin.name: str(found.origin) for found in load_plugins().backends.values()})
     folder = into / f"tierkv-{name}"
-    if folder.exists() or folder.is_symlink():
+    if exists(folder) or folder.is_symlink():
         raise ConfigError(f"{folder} exists already, and nothing in it is changed; give another name, or --into")
     try:
         write_files(folder, name, kind)

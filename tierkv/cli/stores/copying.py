@@ -10,6 +10,7 @@ from typing import TextIO
 import click
 
 from tierkv.abc import StoredNamespace
+from tierkv.abc.places import exists
 from tierkv.cli.stores.missing_keys import report_missing, search_stores
 from tierkv.cli.stores.output import Report, counted, fields_of, progress
 from tierkv.cli.stores.target import (
@@ -117,9 +118,9 @@ def _target_place(target: str, tier: str | None, backend: str | None) -> Place:
         return only_place(target, find_places(target, registry, tier=tier, backend=backend), "--to-tier")
     if "://" in target:
         raise ConfigError(f"{target}: name the kind of the target with --to-backend, such as --to-backend fsspec")
-    if path.exists() and not path.is_dir():
+    if exists(path) and not path.is_dir():
         raise ConfigError(f"{target} is a file: give a new directory, a stack file, or a place with --to-backend")
-    if not path.exists() or not any(path.iterdir()):
+    if not exists(path) or not any(path.iterdir()):
         return folder_place(target)
     return only_place(target, find_places(target, registry), "--to-tier")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tierkv.abc import BackendContext, StoredNamespace
+from tierkv.abc.places import exists
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.namespace import Namespace
 from tierkv_disk.directory import layout
@@ -53,9 +54,9 @@ def stored_namespaces(options: DiskOptions) -> Iterator[StoredNamespace | TierKV
 
 
 def _require_tier(path: Path) -> None:
-    if not path.exists():
+    if not exists(path):
         raise BackendError(f"{path} does not exist: nothing was stored there yet")
-    if not (path / layout.MARKER_NAME).exists():
+    if not exists(path / layout.MARKER_NAME):
         if layout.is_unclaimed(path):
             raise BackendError(f"{path} is empty: nothing was stored there yet")
         raise BackendError(f"{path} is not the directory of a disk tier: it has no {layout.MARKER_NAME}")
@@ -84,7 +85,7 @@ def open_reader(context: BackendContext, options: DiskOptions) -> DiskReader:
     """
     directory = _path(options) / context.namespace.fingerprint().hex()
     try:
-        if not (directory / layout.NAMESPACE_NAME).exists():
+        if not exists(directory / layout.NAMESPACE_NAME):
             raise BackendError(f"{directory} is not there: nothing is stored for this namespace", tier=context.tier)
         slot_bytes = layout.read_slot_bytes(directory, context.namespace)
         return DiskReader(directory, context.namespace, slot_bytes, context.tier)
@@ -120,7 +121,7 @@ def finish_removed(options: DiskOptions) -> int:
     """
     path = _path(options)
     try:
-        return finish_removals(path) if (path / layout.MARKER_NAME).exists() else 0
+        return finish_removals(path) if exists(path / layout.MARKER_NAME) else 0
     except OSError as error:
         raise as_tier_error(error, f"cannot read {path}", tier=SELF) from error
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tierkv.abc import CheckResult
+from tierkv.abc.places import exists
 from tierkv.errors import BackendError
 from tierkv.types.sizes import round_size
 from tierkv_disk.directory import layout
@@ -29,7 +30,7 @@ def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[CheckRes
         detail = str(error) if isinstance(error, BackendError) else f"{path}: {error.strerror}"
         yield _bad("path", detail, "give `path` a new or empty directory that this user may use")
         return
-    existing = next(candidate for candidate in (path, *path.parents) if candidate.exists())
+    existing = next(candidate for candidate in (path, *path.parents) if exists(candidate))
     yield _good("path", f"{path} {'exists' if existing == path else 'will be created'}")
     problem = _why_not_writable(existing)
     if problem:

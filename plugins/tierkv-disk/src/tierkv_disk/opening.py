@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tierkv.abc import BackendContext
 from tierkv.abc.logs import plugin_logger
+from tierkv.abc.places import exists
 from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.directory import layout
@@ -76,7 +77,7 @@ def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNames
             directory = layout.make_namespace_directory(path, context.namespace)
             lock = NamespaceLock(directory, is_use=context.counts_as_use)
             undo.callback(lock.release)
-        if not (directory / layout.NAMESPACE_NAME).exists():
+        if not exists(directory / layout.NAMESPACE_NAME):
             _warn_of_other_divisions(path, context)
         slot_bytes = _read_manifest(directory, context)
         layout.remove_temporaries(directory, layout.LOG_TEMPORARY_NAME)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.abc.places import check_private_directory
+from tierkv.abc.places import check_private_directory, exists
 from tierkv.errors import BackendError
 from tierkv.types.sizes import round_size
 from tierkv_fsspec.credentials import find_credentials
@@ -98,7 +98,7 @@ def _check_write(store: Store) -> CheckResult:
 
 
 def _check_directory(root: Path, *, writes: bool) -> Iterator[CheckResult]:
-    existing = next(path for path in (root, *root.parents) if path.exists())
+    existing = next(path for path in (root, *root.parents) if exists(path))
     if not existing.is_dir():
         yield CheckResult("access", ok=False, detail=f"{existing} is not a directory", fix="give another path")
         return

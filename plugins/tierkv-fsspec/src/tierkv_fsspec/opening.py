@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tierkv.abc import BackendContext
-from tierkv.abc.places import check_private_directory, make_private_directory
+from tierkv.abc.places import check_private_directory, exists, make_private_directory
 from tierkv.errors import BackendError, TierKVError
 from tierkv_fsspec.backend import FsspecBackend
 from tierkv_fsspec.failures import Failure
@@ -50,7 +50,7 @@ def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -
     try:
         if location.protocol == "file" and not read_only:
             make_private_directory(Path(options.location.prefix), "url")
-            if Path(location.prefix).exists():
+            if exists(Path(location.prefix)):
                 check_private_directory(Path(location.prefix), "url")
         choice = choose_store(options)
         is_local = location.protocol == "file"

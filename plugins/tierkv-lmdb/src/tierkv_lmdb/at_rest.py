@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tierkv.abc import BackendContext, StoredNamespace
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import read_short_file
+from tierkv.abc.places import exists, read_short_file
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb.directory import (
@@ -48,11 +48,11 @@ def stored_namespaces(options: LmdbOptions | LmdbReaderOptions) -> Iterator[Stor
     """
     root = options.root
     try:
-        if not root.exists():
+        if not exists(root):
             raise BackendError(f"{root} does not exist: nothing was stored there yet")
         if all(_TEMPORARY.fullmatch(path.name) for path in root.iterdir()):  # of a killed process
             raise BackendError(f"{root} is empty: nothing was stored there yet")
-        trouble = f"it has no {MARKER}" if not (root / MARKER).exists() else foreign_content(root)
+        trouble = f"it has no {MARKER}" if not exists(root / MARKER) else foreign_content(root)
         if trouble:
             raise BackendError(f"{root} is not the directory of an LMDB tier: {trouble}")
         manifests = [path for path in sorted(root.glob(f"*/{MANIFEST}")) if _NAME.fullmatch(path.parent.name)]
@@ -145,7 +145,7 @@ def finish_removed(options: LmdbOptions) -> int:
     """
     root = options.root
     try:
-        return _finish_removals(root) if (root / MARKER).exists() else 0
+        return _finish_removals(root) if exists(root / MARKER) else 0
     except OSError as error:
         raise Failures("LMDB tier", root).from_cause("remove", error) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 
 from tierkv.abc import CheckResult
-from tierkv.abc.places import check_private_directory
+from tierkv.abc.places import check_private_directory, exists
 from tierkv.errors import BackendError
 from tierkv.types.sizes import round_size
 from tierkv_lmdb.directory import LOCK, LOSSES, MANIFEST, foreign_content, lock_holder, read_losses
@@ -29,7 +29,7 @@ def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckRes
     version = ".".join(map(str, lmdb.version()))
     yield CheckResult("lmdb", ok=True, detail=f"library {version}, Python binding {lmdb.__version__}")
     yield _CONTAINMENT
-    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    existing = next(path for path in (root, *root.absolute().parents) if exists(path))
     try:
         trouble = _trouble(root, existing)
     except OSError as error:
@@ -50,7 +50,7 @@ def check_reader(options: LmdbReaderOptions, capacity_bytes: int | None) -> Iter
     del capacity_bytes  # concerns the writer alone
     yield _CONTAINMENT
     root = options.root
-    if not root.exists():
+    if not exists(root):
         fix = 'start the process whose tier has backend = "lmdb" and this path, or correct the path'
         yield CheckResult(
             "path", ok=False, detail=f"{root} does not exist; until it does, each chunk is a miss", fix=fix

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tierkv.abc.held_locks import HeldLock
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import make_private_directory, set_aside
+from tierkv.abc.places import exists, make_private_directory, set_aside
 from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb.documents import has_bad_byte, read_json, text_of
@@ -181,8 +181,8 @@ def require_root(root: Path) -> None:
         NamespaceMismatchError: it holds other files, or a layout that this version does not know.
         OSError: it is not a directory, or cannot be read.
     """
-    if not root.exists():
-        if not next(path for path in root.absolute().parents if path.exists()).is_dir():
+    if not exists(root):
+        if not next(path for path in root.absolute().parents if exists(path)).is_dir():
             raise NotADirectoryError(f"a part of {root} is not a directory")
         _log.warning("%s does not exist yet; until it is written, all of its chunks are misses", root)
         return

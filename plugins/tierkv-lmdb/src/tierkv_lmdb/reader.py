@@ -15,6 +15,7 @@ from typing import NamedTuple
 import lmdb
 
 from tierkv.abc import ReadRequest, ReadResult, StoredFrame, WriteRequest, WriteResult
+from tierkv.abc.places import exists
 from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
@@ -115,7 +116,7 @@ class LmdbReader:
 
     def _try_open(self, file_bytes: int) -> Environment | None:
         try:
-            if not (self._directory / MANIFEST).exists() or self._is_untrusted():
+            if not exists(self._directory / MANIFEST) or self._is_untrusted():
                 return None
             if foreign := foreign_data(self._directory):
                 raise self._failures.backend_error(f"{foreign[0]} is not a regular file with one name")

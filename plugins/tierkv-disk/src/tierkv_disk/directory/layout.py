@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import check_private_directory, differs_in_one_byte, make_private_directory
+from tierkv.abc.places import check_private_directory, differs_in_one_byte, exists, make_private_directory
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 from tierkv_disk.directory.files import (
@@ -87,7 +87,7 @@ def check_directory(path: Path) -> None:
     check_private_directory(path)
     foreign = sorted(name for name in names - _NOT_FOREIGN if not is_temporary(name))
     # The second look covers a process that created the marker during the listing.
-    if foreign and MARKER_NAME not in names and not marker.exists() and not _lost_its_marker(path, foreign):
+    if foreign and MARKER_NAME not in names and not exists(marker) and not _lost_its_marker(path, foreign):
         raise NamespaceMismatchError(
             f"{path} holds {foreign[0]!r}{f' and {len(foreign) - 1} more' if foreign[1:] else ''} "
             f"and no {MARKER_NAME}: not a {PROGRAM} directory, left unchanged; give `path` an empty or new one"
@@ -141,7 +141,7 @@ def claim_directory(path: Path) -> None:
     check_directory(path)
     make_private_directory(path)
     _set_damaged_aside(path / MARKER_NAME)
-    if not (path / MARKER_NAME).exists():
+    if not exists(path / MARKER_NAME):
         if any(_OURS.fullmatch(entry.name) for entry in path.iterdir() if entry.is_dir()):
             logger.warning("%s has no %s: it is written anew", path, MARKER_NAME)
         try:
@@ -190,7 +190,7 @@ def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
         OSError: it cannot be read or written.
     """
     manifest = directory / NAMESPACE_NAME
-    if not manifest.exists():
+    if not exists(manifest):
         remains = sorted(
             entry.name for entry in directory.iterdir() if entry.name.startswith(("segment-", "index.log"))
         )

@@ -10,7 +10,7 @@ import lmdb
 
 from tierkv.abc import BackendContext
 from tierkv.abc.logs import plugin_logger
-from tierkv.abc.places import has_other_file_system, make_private_directory
+from tierkv.abc.places import exists, has_other_file_system, make_private_directory
 from tierkv.errors import BackendError, BackendUnavailableError
 from tierkv.types.keys import Key
 from tierkv_lmdb.directory import (
@@ -137,7 +137,7 @@ class EnvironmentOpener:
         sizes = self.sizes()
         env = self._open_lmdb(sizes.map_bytes)
         try:
-            if self.options.durability != "none" and (self.directory / UNSYNCED).exists():
+            if self.options.durability != "none" and exists(self.directory / UNSYNCED):
                 env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
                 (self.directory / UNSYNCED).unlink()
             env.reader_check()
