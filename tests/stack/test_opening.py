@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,10 +81,10 @@ def test_a_failed_opening_leaves_no_lock_behind(tmp_path: Path) -> None:
 
 def end_opening_threads() -> None:
     """Wait for tiers that are still being opened, and for those that are closed then."""
-    for end in ("-open", "-close"):
-        for thread in threading.enumerate():
-            if thread.name.endswith(end):
-                thread.join(10)
+    patience_s = time.monotonic() + 20.0
+    while any(thread.name.endswith(("-open", "-close")) for thread in threading.enumerate()):
+        assert time.monotonic() < patience_s
+        time.sleep(0.01)
 
 
 def test_an_opening_without_threads_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ def environment() -> Iterator[None]:
 def _no_late_listing() -> Iterator[None]:
     """One server serves all tests: requests of a closed tier's listing must not count in the next test."""
     yield
-    for thread in threading.enumerate():
-        if thread.name.endswith("-warm-up"):
-            thread.join(10)
+    patience_s = time.monotonic() + 10.0
+    while any(thread.name.endswith("-warm-up") for thread in threading.enumerate()) and time.monotonic() < patience_s:
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")
