@@ -18,6 +18,7 @@ from tierkv.config.options import make_options
 from tierkv.errors import TierKVError
 from tierkv.testing.conformance.kit import KIB, KitBase
 from tierkv.testing.frames import make_frame, make_key
+from tierkv.types.keys import Key
 
 T = TypeVar("T")
 CYCLES = 6
@@ -110,7 +111,14 @@ class LifecycleTests(KitBase):
         frames = {key: make_frame(key, 1, self.sizes[-1]) for key in keys}
         session = self.open(place)
         session.put(frames)
-        stop, started = threading.Event(), threading.Event()
+        stop, started, closing = threading.Event(), threading.Event(), threading.Event()
+
+        def is_right(key: Key, frame: object) -> bool:
+            if frame is None or isinstance(frame, TierKVError):
+                return True
+            # A library may take the end of its connection for that of the file; the check of the frame finds it.
+            is_cut = closing.is_set() and isinstance(frame, bytes) and frames[key].startswith(frame)
+            return is_cut or frame == frames[key]
 
         def read() -> None:
             while not stop.is_set():
@@ -119,13 +127,13 @@ class LifecycleTests(KitBase):
                 except Exception:  # noqa: BLE001  # whatever a closed backend says
                     found = []
                 started.set()
-                assert all(frame in {None, frames[key]} for key, frame in zip(keys, found, strict=False)
-                           if not isinstance(frame, TierKVError))  # fmt: skip
+                assert all(map(is_right, keys, found))
 
         with ThreadPoolExecutor(2, thread_name_prefix="conformance") as pool:
             readers = [pool.submit(read) for _ in range(2)]
             started.wait()
             time.sleep(_INTO_A_CALL_S)
+            closing.set()
             session.close_backend()
             stop.set()
             for reader in readers:
