@@ -27,7 +27,7 @@ def long(name: str) -> list[list[int]]:
 def disk(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A disk tier that holds all prompts of this module: an engine with room for them has put them there."""
     tier = {"backend": "disk", "path": str(tmp_path_factory.mktemp("disk")), "capacity": "64MiB"}
-    stack = {"host": {"capacity": "16MiB"}, "tiers": [tier]}
+    stack = {"host": {"capacity": "16MiB"}, "tiers": [tier], "lookup": {"recompute": "off"}}
     with start_engine(EngineSetup("connector", stack, arguments=ARGUMENTS)) as engine:
         for name, count in LONG.items():
             engine.call("vllm_scenarios:serve", prompts=prompts(name, count, LONG_TOKENS))

@@ -61,7 +61,7 @@ def test_a_chunk_behind_a_picture_is_found_with_this_picture_only(
 ) -> None:
     """At first, again with an empty device, from disk, and after a restart without the cache of processed pictures."""
     tiers = [{"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "64MiB"}]
-    lookup = {"recompute": "off"} if seam == "connector" else {"deadline_s": 60.0}
+    lookup = {"recompute": "off", "deadline_s": 60.0}
     stack = {"host": {"capacity": "32MiB"}, "tiers": tiers, "lookup": lookup}
     whole = [(len(one["prompt"]) + len(one["pictures"]) * (PICTURE_TOKENS - 1) - 1) // 32 * 32 for one in ASKED]
 

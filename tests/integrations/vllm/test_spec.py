@@ -26,7 +26,7 @@ def engine(disk: Path, start_engine: StartEngine) -> Iterator[EngineProcess]:
     tiers = [{"backend": "disk", "path": str(disk), "capacity": "64MiB"}]
     host = {"capacity": SLOTS * 36 * 1024, "reserved_share": 0.75}
     arguments = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "num_gpu_blocks_override": 40}
-    stack = {"host": host, "tiers": tiers, "lookup": {"deadline_s": 60.0}}
+    stack = {"host": host, "tiers": tiers, "lookup": {"recompute": "off", "deadline_s": 60.0}}
     with start_engine(EngineSetup("spec", stack, arguments=arguments)) as engine:
         yield engine
 

@@ -26,7 +26,7 @@ def setup_of(
 ) -> EngineSetup:
     """An engine over host memory and perhaps a disk."""
     tiers = [] if folder is None else [{"backend": "disk", "path": str(folder), "capacity": "128MiB"}]
-    stack = {"host": {"capacity": host}, "tiers": tiers, "lookup": {"deadline_s": 60.0}}
+    stack = {"host": {"capacity": host}, "tiers": tiers, "lookup": {"recompute": "off", "deadline_s": 60.0}}
     arguments = {"num_gpu_blocks_override": blocks, "max_num_batched_tokens": STEP_TOKENS, **arguments}
     return EngineSetup("spec", stack, model=model, blocks_per_chunk=factor, arguments=arguments)
 
