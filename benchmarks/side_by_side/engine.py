@@ -165,7 +165,7 @@ def watch(meters: Meters, engine: Engine, job: Job) -> None:
 def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]]:  # noqa: ANN401 - of vLLM, or ours
     """Objects that look up chunks, with their methods. tierkv's scheduler looks up a whole run of chunks in a call."""
     if stack is StackName.CONNECTOR:
-        return connector.scheduler.stack._core.wiring.manager, ("lookup", "resident_prefix")  # noqa: SLF001 - no other caller needs it
+        return connector.scheduler.stack._core.wiring.manager, ("lookup", "present_prefix", "resident_prefix")  # noqa: SLF001 - no other caller needs it
     return connector.connector_scheduler.manager, ("lookup",)
 
 
