@@ -60,6 +60,11 @@ def frames(*numbers: int, version: int = 1, size: int = PAGE) -> dict[Key, bytes
     return {make_key(number): make_frame(make_key(number), version, size) for number in numbers}
 
 
+def num_descriptors() -> int:
+    """Number of files that this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def run_alone(program: str, path: Path) -> str:
     """Run Python code in a process of its own, with ``path`` in ``sys.argv[1]``, and return what it prints.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from disk_support import run_alone
+from disk_support import num_descriptors, run_alone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +25,7 @@ from tierkv_disk.log.index_log import (
     Record,
     RecordKind,
     encode_records,
+    has_log_of,
 )
 from tierkv_disk.log.reading import read_records, used_bytes
 
@@ -240,8 +241,9 @@ def test_a_failed_sync_stops_the_log(tmp_path: Path, log: IndexLog, monkeypatch:
 
 
 def test_replacing_is_all_or_nothing(tmp_path: Path, log: IndexLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rewrite that fails half-way keeps the old log, and no temporary file."""
+    """A rewrite that fails half-way keeps the old log, no temporary file and no descriptor: there are many tries."""
     log.append(RECORDS)
+    descriptors = num_descriptors()
     before = (tmp_path / "index.log").read_bytes()
 
     def fail(fd: int) -> None:
@@ -253,6 +255,17 @@ def test_replacing_is_all_or_nothing(tmp_path: Path, log: IndexLog, monkeypatch:
             IndexLog.create(tmp_path, IDENTITY, RECORDS[:1], sync=True)
     assert [path.name for path in tmp_path.iterdir()] == ["index.log"]
     assert (tmp_path / "index.log").read_bytes() == before
+    assert num_descriptors() == descriptors
+
+
+@pytest.mark.usefixtures("log")
+def test_a_look_for_a_log_keeps_no_descriptor(tmp_path: Path) -> None:
+    """A tier that cannot be opened is tried again for days: one descriptor for each try would use up all of them."""
+    descriptors = num_descriptors()
+    assert has_log_of(tmp_path, IDENTITY)
+    assert not has_log_of(tmp_path, LogIdentity(bytes(16)))
+    assert not has_log_of(tmp_path / "missing", IDENTITY)
+    assert num_descriptors() == descriptors
 
 
 def test_a_replacement_that_may_not_last_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

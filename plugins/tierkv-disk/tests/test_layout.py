@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from disk_support import PAGE, OpenDisk, frames
+from disk_support import PAGE, OpenDisk, frames, num_descriptors
 
 from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
 from tierkv.testing.frames import make_frame, make_key
@@ -193,11 +193,11 @@ def test_a_failed_open_leaves_the_lock_free(open_disk: OpenDisk, directory: Path
 
 def test_descriptors_are_closed(open_disk: OpenDisk) -> None:
     """Repeated opens and closes, as in tests and reconfiguration, must not exhaust the process's descriptors."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = num_descriptors()
     for _ in range(5):
         with open_disk() as disk:
             disk.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert num_descriptors() == before
 
 
 def test_a_manifest_that_cannot_be_read_now_is_not_damaged(

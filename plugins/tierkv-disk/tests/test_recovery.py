@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from disk_support import PAGE, OpenDisk, frames, read_log
+from disk_support import PAGE, OpenDisk, frames, num_descriptors, read_log
 
 from tierkv.errors import CorruptFrameError, OutOfSpaceError
 from tierkv.testing.conformance.session import Session
@@ -97,9 +97,10 @@ def test_pages_belong_to_their_last_writer(
 
 
 def test_a_damaged_header_costs_nothing(open_disk: OpenDisk, directory: Path) -> None:
-    """The header holds only known values; the log is rewritten with a good one."""
+    """The header holds only known values; the log is rewritten with a good one, and the old one is closed."""
     with open_disk() as disk:
         disk.put(frames(0, 1))
+    descriptors = num_descriptors()
     with (directory / "index.log").open("r+b") as file:
         file.write(b"damage")
     with open_disk() as disk:
@@ -107,6 +108,7 @@ def test_a_damaged_header_costs_nothing(open_disk: OpenDisk, directory: Path) ->
         assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
     with open_disk() as disk:
         assert recovery_of(disk).lossless
+    assert num_descriptors() == descriptors
 
 
 def test_a_missing_log_is_reported(open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
