@@ -139,9 +139,10 @@ class TierConfig(Table):
     )
     breaker_cooldown_s: PositiveSeconds = Field(
         default=5.0,
-        description="Longest time in seconds before a tier with an open breaker is tried again. The first trial of an "
-        "outage follows after an eighth of it, each further one after 1.25 times the previous time. A tier that served "
-        "for less than this time waits twice as long as at the end of its last outage.",
+        description="Longest time in seconds before a tier with an open breaker, or one that could not be opened, is "
+        "tried again. The first trial of an outage follows after an eighth of it, each further one after 1.25 times "
+        "the previous time. A tier that served for less than this time waits twice as long as at the end of its last "
+        "outage.",
     )
     probe_keys_max: Count = Field(
         default=1024, description="Largest number of chunks per probe. A slow tier gets fewer."

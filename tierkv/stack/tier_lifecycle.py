@@ -311,7 +311,7 @@ class TierChanges:
         now_s = self._runtime.clock()
         for absent in tuple(self._absent.values()):
             if absent.is_due(now_s):
-                absent.try_began()
+                absent.try_began(now_s)
                 try:
                     self._runtime.spawn(f"tierkv-{absent.name}-open", OneShot(partial(self._open_again, absent)))
                 except RuntimeError:  # no thread can be started at present

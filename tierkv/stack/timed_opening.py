@@ -17,15 +17,12 @@ from functools import partial
 
 from tierkv.abc import AsyncBackend, Backend
 from tierkv.config.resolving import ResolvedTier
-from tierkv.dispatch.health.breaker import FIRST_SHARE
+from tierkv.dispatch.health.breaker import Breaker, State
 from tierkv.dispatch.threads.spawn import OneShot, Spawn, start_thread
 from tierkv.errors import DeadlineExceededError, NoThreadError
 from tierkv.logs.definitions import TIER_OPENED_LATE
 from tierkv.logs.stack_log import StackLog
 from tierkv.tiers.tier import Tier
-
-REOPEN_PAUSE_MAX_S = 10.0
-"""Longest pause between two tries to open an absent tier, in seconds."""
 
 
 class OpenDeadlineError(DeadlineExceededError):
@@ -137,9 +134,9 @@ def open_within(name: str, open_tier: Callable[[], Tier], deadline_s: float, log
 
 
 class AbsentTier:
-    """Tier of a stack's description that could not be opened. Tried again with growing pauses, one try at a time.
+    """Tier of a stack's description that could not be opened. Tried again when its breaker allows, one try at a time.
 
-    The engine's thread begins a try, and another thread ends it.
+    The engine's thread begins a try, and another thread ends it. The breaker belongs to the engine's thread.
 
     Args:
         resolved: its description.
@@ -156,8 +153,7 @@ class AbsentTier:
         """Whether the cache was reset meanwhile: what the tier holds is outdated."""
         self.tries = 1
         """Tries so far."""
-        self._pause_s = min(resolved.config.breaker_cooldown_s * FIRST_SHARE, REOPEN_PAUSE_MAX_S)
-        self._again_s: float | None = None  # None: the next try is not scheduled yet
+        self._breaker = Breaker(self.name, 1, resolved.config.breaker_cooldown_s)
         self._idle = threading.Event()
         self._idle.set()
 
@@ -165,21 +161,20 @@ class AbsentTier:
         """Whether the next try may begin."""
         if not self._idle.is_set():
             return False
-        if self.opening is not None:
-            return self.opening.has_ended
-        if self._again_s is None:
-            self._again_s = now_s + self._pause_s
-        return now_s >= self._again_s
+        if self._breaker.usable:  # the first look: only now the time is known
+            self._breaker.trip(now_s)
+        elif self._breaker.state is State.HALF_OPEN:
+            self._breaker.trial_ended(now_s, answered=False)
+        return self._breaker.trial_is_due(now_s) if self.opening is None else self.opening.has_ended
 
-    def try_began(self) -> None:
-        """Note the begin of a try."""
+    def try_began(self, now_s: float) -> None:
+        """Note the begin of a try that is due."""
         self.tries += 1
         self._idle.clear()
+        self._breaker.trial_began(now_s)
 
     def try_ended(self) -> None:
-        """Note the end of a try that failed."""
-        self._pause_s = min(2 * self._pause_s, REOPEN_PAUSE_MAX_S)
-        self._again_s = None
+        """Note the end of a try that failed. Any thread."""
         self._idle.set()
 
     def abandon(self) -> None:
