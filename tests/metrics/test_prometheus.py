@@ -80,6 +80,13 @@ def test_a_tier_that_cannot_be_written_is_exported() -> None:
     assert 'tierkv_tier_writable{engine="3",tier="disk"} 0.0' in text
 
 
+def test_a_tier_that_is_slower_than_computing_is_exported() -> None:
+    """A bucket with fewer hits than before is slow, and not broken: a query can tell."""
+    stack = WatchedStack()
+    stack.tiers.conditions = {"s3": TierCondition(usable=True, writable=True, slow=True)}
+    assert 'tierkv_tier_slow{engine="3",tier="s3"} 1.0' in scrape(stack)
+
+
 def test_the_room_of_a_tier_is_exported() -> None:
     """A disk that is smaller than the tier's capacity is seen beside it, without a look at the log."""
     stack = WatchedStack()

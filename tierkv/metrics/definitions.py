@@ -166,6 +166,12 @@ TIER_USABLE = Metric("tierkv_tier_usable", "gauge", "1 while a tier is in servic
 TIER_WRITABLE = Metric(
     "tierkv_tier_writable", "gauge", "1 while a tier is in service and its writes succeed, otherwise 0", ("tier",)
 )
+TIER_SLOW = Metric(
+    "tierkv_tier_slow",
+    "gauge",
+    "1 while a tier takes longer than computing what it brings, so that its hits are shortened, otherwise 0",
+    ("tier",),
+)
 TIER_ROOM = Metric(
     "tierkv_tier_room_bytes",
     "gauge",
@@ -206,7 +212,7 @@ WAITING_AGE = Metric(
     "tierkv_waiting_requests_age_seconds", "gauge", "Seconds for which the oldest of these requests has got no chunk"
 )
 GAUGES = (
-    *(TIER_USABLE, TIER_WRITABLE, TIER_BREAKER),
+    *(TIER_USABLE, TIER_WRITABLE, TIER_SLOW, TIER_BREAKER),
     *(TIER_CHUNKS, TIER_HELD, TIER_ROOM, TIER_CAPACITY),
     *(TIER_WAITING, TIER_QUEUED, TIER_QUEUE_AGE, TIER_RUNNING, TIER_LATE),
     *(WAITING_REQUESTS, WAITING_AGE),

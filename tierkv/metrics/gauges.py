@@ -11,7 +11,7 @@ from tierkv.metrics.watched import Watched
 Gauge = tuple[Metric, dict[str, float]]
 """A metric, and its current value by the value of its label; the label of a gauge without one is ``""``."""
 
-_HEALTH = (names.TIER_USABLE, names.TIER_WRITABLE)
+_HEALTH = (names.TIER_USABLE, names.TIER_WRITABLE, names.TIER_SLOW)
 _LOAD = (names.TIER_QUEUED, names.TIER_QUEUE_AGE, names.TIER_RUNNING, names.TIER_LATE, names.TIER_BREAKER)
 _CONTENT = (names.TIER_CHUNKS, names.TIER_HELD, names.TIER_CAPACITY, names.TIER_WAITING)
 """Gauges of the fields of ``TierCondition``, ``TierLoad`` and ``TierContent``, in the order of the fields."""

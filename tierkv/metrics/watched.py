@@ -16,6 +16,8 @@ class TierCondition(NamedTuple):
     """Whether the tier is in service."""
     writable: bool
     """Whether it is, and its last writes did not all fail."""
+    slow: bool = False
+    """Whether it takes longer than computing what it brings: its hits are shortened."""
 
 
 class TierLoad(NamedTuple):

@@ -125,6 +125,21 @@ def test_a_tier_that_fails_and_heals_is_shown(tmp_path: Path) -> None:
         assert "disk: in service again" in screen_of(watch)
 
 
+def test_a_tier_that_is_left_out_as_slow_is_shown(tmp_path: Path) -> None:
+    """Its hits fall, and nothing of it is broken: without a word an operator looks for a fault."""
+    with engine_on(tmp_path, Faults()) as engine, serve_metrics(engine.stack) as server:
+        watch, costs = Watch(MetricsPort(server.url)), engine.stack._core.wiring.manager.read_costs
+        watch.look()
+        costs.note_slow(engine.stack._core.wiring.manager.tiers[0].index, is_slow=True)
+        watch.look()
+        assert re.search(r"^disk +slow", screen_of(watch), flags=re.MULTILINE)
+        assert "disk: slower than computing: its hits are shortened" in screen_of(watch)
+        costs.note_slow(engine.stack._core.wiring.manager.tiers[0].index, is_slow=False)
+        watch.look()
+        assert re.search(r"^disk +serves", screen_of(watch), flags=re.MULTILINE)
+        assert "disk: faster than computing again" in screen_of(watch)
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_nothing_is_cut_on_a_terminal(tmp_path: Path, width: int) -> None:
     """The usual terminal has 80 columns; a figure that ends in an ellipsis is no figure."""

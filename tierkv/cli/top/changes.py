@@ -31,6 +31,7 @@ _GROWTH = {
 _LEVELS = {
     "tierkv_tier_usable": ("OUT of service", "in service again"),
     "tierkv_tier_writable": ("cannot be written", "can be written again"),
+    "tierkv_tier_slow": ("faster than computing again", "slower than computing: its hits are shortened"),
 }
 
 

@@ -8,7 +8,7 @@ from tierkv.cli.top.window import Window
 from tierkv.metrics.transfer_stats import LOAD, STORE
 from tierkv.types.cache_events import HOST
 
-SERVES, READ_ONLY, TRIAL, OUT = "serves", "read only", "trial", "OUT"
+SERVES, READ_ONLY, SLOW, TRIAL, OUT = "serves", "read only", "slow", "trial", "OUT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class TierFigures:
 
     name: str
     state: str
-    """``serves``, ``read only``, ``trial`` or ``OUT`` of service."""
+    """``serves``, ``read only``, ``slow`` (longer than computing), ``trial`` or ``OUT`` of service."""
     chunks: int | None
     held_bytes: int | None
     capacity_bytes: int | None
@@ -141,4 +141,6 @@ def _whole(window: Window, field: str, tier: str) -> int | None:
 def _state(name: str, window: Window) -> str:
     if window.level("tierkv_tier_usable", name) == 0:
         return TRIAL if window.level("tierkv_tier_breaker_state", name) == 1 else OUT
-    return READ_ONLY if window.level("tierkv_tier_writable", name) == 0 else SERVES
+    if window.level("tierkv_tier_writable", name) == 0:
+        return READ_ONLY
+    return SLOW if window.level("tierkv_tier_slow", name) == 1 else SERVES

@@ -107,12 +107,14 @@ class StackTiers:
         return self._manager.read_costs.speeds()
 
     def health(self) -> dict[str, TierCondition]:
-        """Whether each lower tier is in service, and whether it can be written. Any thread.
+        """Whether each lower tier is in service, can be written, and is slower than computing. Any thread.
 
         Tiers that could not be opened, and are tried again, are included.
         """
-        absent = dict.fromkeys(self._changes.absent, TierCondition(usable=False, writable=False))
-        return absent | latest_by_name(self._changes, self._dispatcher.health())
+        health = dict.fromkeys(self._changes.absent, TierCondition(usable=False, writable=False))
+        health |= latest_by_name(self._changes, self._dispatcher.health())
+        slow = [tier.name for tier in tuple(self._manager.tiers) if tier.probes.is_slow]
+        return health | {name: health[name]._replace(slow=True) for name in slow if name in health}
 
     def load(self) -> dict[str, TierLoad]:
         """Operations that wait and run in each lower tier, and the state of its breaker. Any thread.
