@@ -40,13 +40,14 @@ class LoopRunner:
         self.done = False
 
     def run(self) -> None:
-        """Run the loop until :meth:`stop`. An exception of a plugin's stray task does not end it."""
+        """Run the loop until :meth:`stop`. An exception of a plugin's stray task does not end it, and is logged."""
         asyncio.set_event_loop(self.loop)
         while not self.done:
             try:
                 self.loop.run_forever()
-            except BaseException:  # noqa: BLE001, S112 - SystemExit of a foreign task; every other tier needs the loop
-                continue
+            except BaseException as error:  # noqa: BLE001 - SystemExit of a foreign task; every other tier needs the loop
+                passed = "a task or callback of a plugin passed an exception through the loop of all asynchronous tiers"
+                self.loop.call_exception_handler({"message": passed, "exception": error})
         self._close()
 
     def step(self) -> bool:
