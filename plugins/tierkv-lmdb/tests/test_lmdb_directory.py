@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -73,6 +75,26 @@ def test_a_forked_process_keeps_no_directory(tmp_path: Path) -> None:
         backend = open_at(tmp_path)
         assert get(backend, key(1)) == [b"of the first owner"]
         backend.close()
+
+
+def test_a_close_in_a_forked_process_says_nothing(tmp_path: Path) -> None:
+    """The helper of an engine closed its copy, and logged that a crash would empty the tier, which is not its own."""
+    closes = """
+import os, pathlib, sys, lmdb_support
+backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]), durability="none")
+lmdb_support.put(backend, {lmdb_support.key(1): b"of the engine"})
+child = os.fork()
+backend.close()
+if child:
+    os.waitpid(child, 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", closes, tmp_path], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    backend = open_at(tmp_path)
+    assert get(backend, key(1)) == [b"of the engine"]
+    backend.close()
 
 
 @pytest.mark.parametrize("plugin", [tierkv_lmdb.PLUGIN, tierkv_lmdb.READ_ONLY_PLUGIN])

@@ -102,9 +102,9 @@ class OwnerLock:
         return cls(HeldLock(fd), is_use)
 
     def is_at(self, path: Path) -> bool:
-        """Whether the locked file is still at ``path``, so that no other process locks it. Raises OSError."""
+        """Whether this process holds the lock, and its file is still at ``path``: no other locks it. Raises OSError."""
         try:
-            return os.path.samestat(os.fstat(self.held.fd), path.stat())
+            return self.held.fd >= 0 and os.path.samestat(os.fstat(self.held.fd), path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
 
