@@ -7,14 +7,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from fsspec_support import S3Server, check, get, key, object_name, open_at, put
 
 from tierkv.errors import BackendUnavailableError
+from tierkv.testing.manual_clock import ManualClock
 from tierkv_fsspec.stores import obstore_store
-from tierkv_fsspec.stores.plain_http import OBJECT_BYTES_MIN, PlainReads
+from tierkv_fsspec.stores.plain_http import FALLBACKS_MAX, OBJECT_BYTES_MIN, REST_S, PlainReads
 from tierkv_fsspec.stores.store import TooLongError
 
 FRAME = bytes(range(256)) * 200
@@ -224,6 +226,38 @@ def test_a_refused_signature_costs_a_request_and_no_chunk(
     monkeypatch.setattr(s3, "_answer", refuse)
     assert get(backend, key(1)) == [FRAME]
     assert len(refused) == 1
+    backend.close()
+
+
+@pytest.mark.usefixtures("_all_lengths")
+def test_a_server_that_never_answers_plainly_is_not_asked_twice_for_ever(
+    s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind a proxy that refuses signed URLs each object cost two requests, and nothing said so. One line does now,
+    the second request rests, and another line says that it is no longer needed."""
+    clock = ManualClock()
+    monkeypatch.setattr(obstore_store, "PlainReads", partial(PlainReads, clock=clock))
+    backend = open_at(url, **OBSTORE, endpoint_url=s3.endpoint)
+    put(backend, {key(1): FRAME})
+    answer, refused = s3._answer, []
+
+    def refuse(path: str, environ: dict[str, Any], start_response: Any) -> Any:
+        if "X-Amz-Signature" in environ["QUERY_STRING"]:
+            refused.append(path)
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+        return answer(path, environ, start_response)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(s3, "_answer", refuse)
+        for expected in (FALLBACKS_MAX, FALLBACKS_MAX + 1):
+            assert [get(backend, key(1)) for _ in range(2 * FALLBACKS_MAX)] == [[FRAME]] * 2 * FALLBACKS_MAX
+            assert len(refused) == expected
+            clock.now_s += REST_S
+    assert [get(backend, key(1)) for _ in range(2)] == [[FRAME]] * 2
+    lines = [record.getMessage() for record in caplog.records if "received" in record.getMessage()]
+    assert ["status 403" in line for line in lines] == [True, False]
+    assert "over plain HTTP again" in lines[1]
     backend.close()
 
 

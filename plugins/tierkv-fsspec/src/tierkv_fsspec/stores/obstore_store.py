@@ -62,10 +62,16 @@ class ObstoreStore:
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """Send one GET and copy the body; a body that is too long is not fetched."""
-        if self._plain is not None and len(buffer) >= OBJECT_BYTES_MIN:
-            length = self._plain.read_into(self._prefix + name, buffer)
-            if length is not None:
-                return length
+        plain = self._plain
+        if plain is None or len(buffer) < OBJECT_BYTES_MIN or plain.rests:
+            return self._received_into(name, buffer)
+        length = plain.read_into(self._prefix + name, buffer)
+        if length is None:
+            length = self._received_into(name, buffer)
+            plain.fell_back()
+        return length
+
+    def _received_into(self, name: str, buffer: memoryview) -> int:
         answer = obstore.get(self._store, self._prefix + name)
         if answer.meta["size"] > len(buffer):
             raise TooLongError(answer.meta["size"], len(buffer))

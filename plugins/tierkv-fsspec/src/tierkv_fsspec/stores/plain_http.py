@@ -3,7 +3,8 @@
 The client of a storage library returns an object as fresh bytes, which then are copied. Without TLS, the standard
 library's client receives into the buffer itself, for a third of the processor time. It only moves bytes: the storage
 library signs each request, with the credentials of that moment. Every answer but a plain success is left to that
-library, which asks again: it knows errors, redirects, retries and how to renew credentials.
+library, which asks again: it knows errors, redirects, retries and how to renew credentials. Where that is needed again
+and again, as on a server that states no length, each object costs two requests: plain reads rest then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import http.client
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,12 +20,18 @@ from http import HTTPStatus
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from tierkv.abc.logs import plugin_logger
 from tierkv_fsspec.stores.store import TooLongError
 
 OBJECT_BYTES_MIN = 512 << 10
 """Shorter objects are left to the storage library: the standard library's client costs more per request."""
+FALLBACKS_MAX = 8
+"""Objects in a row that only the storage library received, after which plain reads rest."""
+REST_S = 60.0
+"""Seconds of such a rest."""
 _PIECE_BYTES = 256 << 10
 """Bytes between two looks at the time, of a connection that ends with its answer."""
+_log = plugin_logger(__name__)
 
 
 class PlainReads:
@@ -34,16 +42,51 @@ class PlainReads:
         connect_timeout_s: seconds to establish a connection.
         read_timeout_s: seconds for one request.
         kept_max: connections that are kept while no request uses them.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
-        self, sign: Callable[[str], str], *, connect_timeout_s: float, read_timeout_s: float, kept_max: int
+        self,
+        sign: Callable[[str], str],
+        *,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        kept_max: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sign = sign
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
         self._kept: deque[http.client.HTTPConnection] = deque(maxlen=kept_max)
         self._is_closed = False
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the two fields below
+        self._fallbacks = 0  # objects in a row that only the storage library received
+        self._rests_until_s = 0.0
+        self._why = ""
+
+    @property
+    def rests(self) -> bool:
+        """Whether the storage library should be asked at once: these reads did not work, again and again."""
+        return self._fallbacks >= FALLBACKS_MAX and self._clock() < self._rests_until_s
+
+    def fell_back(self) -> None:
+        """Note that the storage library received an object after this way did not work."""
+        with self._lock:
+            self._fallbacks += 1
+            if self._fallbacks >= FALLBACKS_MAX:
+                self._rests_until_s = self._clock() + REST_S
+            is_news = self._fallbacks == FALLBACKS_MAX
+        if is_news:
+            _log.warning("objects are received by obstore for now: plain requests do not work (%s)", self._why)
+
+    def _note_success(self) -> None:
+        if not self._fallbacks:
+            return
+        with self._lock:
+            is_news, self._fallbacks = self._fallbacks >= FALLBACKS_MAX, 0
+        if is_news:
+            _log.warning("objects are received over plain HTTP again")
 
     def read_into(self, path: str, buffer: memoryview) -> int | None:
         """Receive an object into the start of ``buffer``.
@@ -62,7 +105,7 @@ class PlainReads:
         kept = self._take_kept()
         if kept is not None:
             try:
-                return self._ask(kept, url, buffer, deadline_s)
+                return self._answered(kept, url, buffer, deadline_s)
             except (http.client.HTTPException, ConnectionError):
                 kept.close()  # the server closed it while it was idle, perhaps: once more on a fresh one
             except BaseException:
@@ -72,9 +115,10 @@ class PlainReads:
         if fresh is None:
             return None
         try:
-            return self._ask(fresh, url, buffer, deadline_s)
-        except (http.client.HTTPException, ConnectionError):
+            return self._answered(fresh, url, buffer, deadline_s)
+        except (http.client.HTTPException, ConnectionError) as error:
             fresh.close()
+            self._why = f"{type(error).__name__}: {error}"
             return None
         except BaseException:
             fresh.close()
@@ -94,9 +138,18 @@ class PlainReads:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except TimeoutError:
             raise ConnectionError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None
-        except OSError:
+        except OSError as error:
+            self._why = str(error)
             return None
         return connection
+
+    def _answered(
+        self, connection: http.client.HTTPConnection, url: SplitResult, buffer: memoryview, deadline_s: float
+    ) -> int | None:
+        length = self._ask(connection, url, buffer, deadline_s)
+        if length is not None:
+            self._note_success()
+        return length
 
     def _ask(
         self, connection: http.client.HTTPConnection, url: SplitResult, buffer: memoryview, deadline_s: float
@@ -105,8 +158,10 @@ class PlainReads:
         connection.request("GET", f"{url.path}?{url.query}", headers={"Accept-Encoding": "identity"})
         answer = connection.getresponse()
         length = answer.length
-        if answer.status != HTTPStatus.OK or length is None or answer.headers.get("Content-Encoding"):
+        encoding = answer.headers.get("Content-Encoding")
+        if answer.status != HTTPStatus.OK or length is None or encoding:
             connection.close()
+            self._why = f"status {answer.status}, length {length}, encoding {encoding}"
             return None
         if length > len(buffer):
             connection.close()
