@@ -16,6 +16,7 @@ from tierkv.abc.places import (
     make_private_directory,
     open_private,
     read_short_file,
+    why_not_writable,
 )
 from tierkv.errors import BackendError
 
@@ -171,3 +172,12 @@ def test_a_place_that_cannot_be_looked_at_is_not_absent(tmp_path: Path) -> None:
     assert [exists(path) for path in [tmp_path, tmp_path / "file", *absent]] == [True, True, False, False, False, False]
     with pytest.raises(OSError, match="too long"):
         exists(tmp_path / ("n" * 300))
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs, in which no user can create files")
+def test_a_directory_is_tried_out(tmp_path: Path) -> None:
+    """Root may write everywhere, and still not in `/proc`: a check by permissions promised a tier there."""
+    assert why_not_writable(tmp_path) == ""
+    assert list(tmp_path.iterdir()) == [], "nothing stays"
+    assert why_not_writable(tmp_path / "absent") == f"{tmp_path / 'absent'} is not a directory"
+    assert why_not_writable(Path("/proc")).startswith("no file can be created in /proc: ")

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 from operator import ne
 from pathlib import Path
 
@@ -135,6 +136,23 @@ def check_private_directory(path: Path, option: str = "path") -> None:
             f"every user may write in {path}, and could change stored frames: `chmod o-w {path}`, "
             f"or choose another `{option}`"
         )
+
+
+def why_not_writable(directory: Path) -> str:
+    """Return why no file can be created in a directory; empty: one can. May be called on any thread.
+
+    Creates a file and removes it. Permissions alone do not answer this: root has them also in a place that takes no
+    files, such as ``/proc``.
+    """
+    if not directory.is_dir():
+        return f"{directory} is not a directory"
+    try:
+        with tempfile.TemporaryFile(dir=directory, prefix=".tierkv."):
+            return ""
+    except PermissionError:
+        return f"no permission to write in {directory}"
+    except OSError as error:
+        return f"no file can be created in {directory}: {error.strerror or error}"
 
 
 def mount_point_of(directory: Path) -> Path:

@@ -127,14 +127,14 @@ def _check_tier(tier: ResolvedTier) -> list[CheckResult]:
     if tier.backend.check is None:
         found.append(CheckResult("probe", ok=True, detail=f"backend {tier.backend.name!r} has no checks"))
     else:
-        found += _run_check(partial(tier.backend.check, tier.options, tier.config.capacity))
+        found += run_check(partial(tier.backend.check, tier.options, tier.config.capacity))
     if tier.codec.check is not None:
-        found += _run_check(partial(tier.codec.check, tier.codec_options))
+        found += run_check(partial(tier.codec.check, tier.codec_options))
     return found
 
 
-def _run_check(run: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
-    """Run the check of a plugin. A fault of the plugin gives a failed result."""
+def run_check(run: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
+    """Return the results of a plugin's check. A fault of the plugin is a failed result."""
     try:
         found: list[object] = list(run())
     except Exception as error:  # noqa: BLE001  plugin code may raise anything; the text is shown to the user

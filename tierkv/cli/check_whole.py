@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.abc.places import exists
+from tierkv.abc.places import exists, why_not_writable
 from tierkv.config import ChunkConfig, HostConfig, ResolvedTier, StackConfig, TierConfig
 from tierkv.frames.frame import frame_bytes
 from tierkv.memory.available import usable_bytes
@@ -79,9 +79,9 @@ def check_files(config: StackConfig) -> Iterator[tuple[str, CheckResult]]:
             if not folder.is_dir():
                 fix = f"mkdir {folder}, {other}"
                 yield "stack", CheckResult(key, ok=False, detail=f"{folder} is no directory", fix=fix)
-            elif not os.access(folder, os.W_OK | os.X_OK):
+            elif why := why_not_writable(folder):
                 fix = f"give this user the right to write in it, {other}"
-                yield "stack", CheckResult(key, ok=False, detail=f"this user may not write in {folder}", fix=fix)
+                yield "stack", CheckResult(key, ok=False, detail=why, fix=fix)
             elif Path(name).is_dir():
                 fix = f"let {key} name a file, such as {Path(name) / 'run.jsonl'}"
                 yield "stack", CheckResult(key, ok=False, detail=f"{name} is a directory", fix=fix)

@@ -31,6 +31,7 @@ from tierkv.abc import (
     BackendContext,
     BackendPlugin,
     Capabilities,
+    CheckResult,
     DamagedEntry,
     FrameRecogniser,
     ReadRequest,
@@ -40,7 +41,14 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
-from tierkv.abc.places import absolute_path, exists, make_private_directory, open_private, read_short_file
+from tierkv.abc.places import (
+    absolute_path,
+    exists,
+    make_private_directory,
+    open_private,
+    read_short_file,
+    why_not_writable,
+)
 from tierkv.errors import BackendError, NamespaceMismatchError, OutOfSpaceError, TierKVError
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.types.keys import Key
@@ -362,6 +370,17 @@ def _remove(options: FolderOptions, namespace: Namespace) -> None:
     _write_manifest(path, _others(path, namespace))
 
 
+def _check(options: FolderOptions, _capacity_bytes: int | None) -> Iterator[CheckResult]:
+    """Check whether files can be created in the folder, or in the nearest parent that is there."""
+    path = Path(options.path)
+    try:
+        why = why_not_writable(next(each for each in (path, *path.parents) if exists(each)))
+    except OSError as error:
+        why = f"{path}: {error.strerror}"
+    fix = "give another folder, or let this user write there" if why else ""
+    yield CheckResult("path", ok=not why, detail=why or f"{path} can be written", fix=fix)
+
+
 def _open_reader(context: BackendContext, options: FolderOptions) -> FolderBackend:
     return FolderBackend(context, options, writes=False)
 
@@ -372,6 +391,7 @@ FOLDER = BackendPlugin(
     options=FolderOptions,
     capabilities=Capabilities(durable=True, shared=True, bounded=False, preferred_batch=16, preferred_concurrency=4),
     open=FolderBackend,
+    check=_check,
     at_rest=AtRest(_namespaces, _open_reader, _remove),
 )
 """The export folder as a backend. It is not registered: no stack can use it as a tier."""

@@ -521,6 +521,21 @@ def test_a_dry_run_ends_where_the_copy_would(run: Run, tmp_path: Path) -> None:
     assert planned["findings"][0]["kind"] == done["findings"][0]["kind"] == "incomplete"
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs, in which no user can create files")
+@pytest.mark.parametrize("backend", ["folder", "disk", "lmdb", "fsspec"])
+def test_a_dry_run_names_a_target_that_cannot_be(run: Run, tmp_path: Path, backend: str) -> None:
+    """A move that was planned for a place without permission failed at its first chunk, with the engine stopped."""
+    fill(place_at(tmp_path / "disk", "disk"), LLAMA, range(3))
+    for place, ends_well in (("/proc/tier", False), (str(tmp_path / "new" / "tier"), True)):
+        target = f"file://{place}" if backend == "fsspec" else place
+        words = ("copy", tmp_path / "disk", target, "--to-backend", backend, "--dry-run", "--json")
+        planned = told(run(*words), 0 if ends_well else 1)
+        assert planned["chunks"] == (3 if ends_well else 0)
+        assert [each["kind"] for each in planned["findings"]] == ([] if ends_well else ["unusable"])
+    assert "/proc" in told(run(*words[:2], "/proc/tier", "--dry-run", "--json"), 1)["findings"][0]["reason"]
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_request_needs_its_record(run: Run, stack: Path) -> None:
     """Without the record the choice would be none, and everything would be copied."""
     done = run("warm", stack, "--request", "chatcmpl-17")

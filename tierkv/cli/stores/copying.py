@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -11,6 +12,7 @@ import click
 
 from tierkv.abc import StoredNamespace
 from tierkv.abc.places import exists
+from tierkv.cli.check import run_check
 from tierkv.cli.stores.missing_keys import report_missing, search_stores
 from tierkv.cli.stores.output import Report, counted, fields_of, progress
 from tierkv.cli.stores.target import (
@@ -23,7 +25,7 @@ from tierkv.cli.stores.target import (
     tenant_option,
 )
 from tierkv.config.reading import SUFFIXES
-from tierkv.errors import ConfigError, TierKVError
+from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv.plugins.loading import load_plugins
 from tierkv.recording.reading import read_entries
 from tierkv.stores.copying import Copied, StoreCopy, fitted, is_nested, is_same_place
@@ -36,7 +38,11 @@ from tierkv.types.keys import Tenant
 KEY_CHARS_MAX = 4096
 """Characters of a line in a file of keys that are read at once."""
 
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Write nothing; show what would be copied.")
+_DRY_RUN = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Copy nothing; show what would be copied. A target that keeps nothing yet is checked, as by `tierkv check`.",
+)
 _NO_READ_BACK = click.option(
     "--no-read-back", is_flag=True, help="Do not read each written chunk from the target again to check it."
 )
@@ -164,14 +170,21 @@ def _copy(  # noqa: PLR0913 - the two ends, and how to copy
 
 
 def _looked_at(target: Place, namespace: object, opened: ExitStack) -> Store | None:
-    """Open the target of a dry run for reading; None if it has nothing of this namespace yet."""
-    try:
-        listed = [each for each in target.list_namespaces() if isinstance(each, StoredNamespace)]
-    except TierKVError:
-        return None
+    """Open the target of a dry run for reading; None if it has nothing of this namespace yet.
+
+    Raises:
+        BackendError: it keeps nothing yet, and its check says that it cannot.
+    """
+    listed: list[StoredNamespace] = []
+    with suppress(TierKVError):  # a new place
+        listed += [each for each in target.list_namespaces() if isinstance(each, StoredNamespace)]
     for each in listed:
         if each.namespace == namespace:
             return opened.enter_context(Store(target, each.namespace, writes=False))
+    if not listed and target.backend.check is not None:
+        for result in run_check(partial(target.backend.check, target.options, None)):
+            if not result.ok:
+                raise BackendError(f"{result.detail}; {result.fix}", tier=target.name)
     return None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.abc.places import exists
+from tierkv.abc.places import exists, why_not_writable
 from tierkv.errors import BackendError
 from tierkv.types.sizes import round_size
 from tierkv_disk.directory import layout
@@ -32,7 +31,7 @@ def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[CheckRes
         return
     existing = next(candidate for candidate in (path, *path.parents) if exists(candidate))
     yield _good("path", f"{path} {'exists' if existing == path else 'will be created'}")
-    problem = _why_not_writable(existing)
+    problem = why_not_writable(existing)
     if problem:
         yield _bad("permission", problem, f"let this user write in {existing} (chown, chmod), or choose another `path`")
         return
@@ -50,18 +49,6 @@ def _good(subject: str, detail: str) -> CheckResult:
 
 def _bad(subject: str, detail: str, fix: str) -> CheckResult:
     return CheckResult(subject, ok=False, detail=detail, fix=fix)
-
-
-def _why_not_writable(directory: Path) -> str:
-    if not directory.is_dir():
-        return f"{directory} is not a directory"
-    if not os.access(directory, os.W_OK | os.X_OK):
-        return f"{directory} is not writable"
-    try:
-        supports_direct(directory)
-    except OSError as error:
-        return f"no file can be created in {directory}: {error.strerror}"
-    return ""
 
 
 def _check_direct(options: DiskOptions, existing: Path) -> CheckResult:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tierkv.abc import CheckResult
-from tierkv.abc.places import check_private_directory, exists
+from tierkv.abc.places import check_private_directory, exists, why_not_writable
 from tierkv.errors import BackendError
 from tierkv.types.sizes import round_size
 from tierkv_fsspec.credentials import find_credentials
@@ -114,8 +114,8 @@ def _check_directory(root: Path, *, writes: bool) -> Iterator[CheckResult]:
             fix = "give a directory that only this user can change"
             yield CheckResult("access", ok=False, detail=str(error), fix=fix)
             return
-    if not os.access(existing, os.W_OK | os.X_OK):
-        yield CheckResult("write", ok=False, detail=f"no permission to write in {existing}", fix=READ_ONLY_FIX)
+    if why := why_not_writable(existing):
+        yield CheckResult("write", ok=False, detail=why, fix=READ_ONLY_FIX)
         return
     yield CheckResult("write", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
     disk = os.statvfs(existing)

@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 
 from tierkv.abc import CheckResult
-from tierkv.abc.places import check_private_directory, exists
+from tierkv.abc.places import check_private_directory, exists, why_not_writable
 from tierkv.errors import BackendError
 from tierkv.types.sizes import round_size
 from tierkv_lmdb.directory import LOCK, LOSSES, MANIFEST, foreign_content, lock_holder, read_losses
@@ -77,10 +77,8 @@ def _reader_trouble(root: Path) -> str | None:
 
 
 def _trouble(root: Path, existing: Path) -> str | None:
-    if not existing.is_dir():
-        return f"{existing} is not a directory"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"no permission to write in {existing}"
+    if trouble := why_not_writable(existing):
+        return trouble
     if root != existing:
         return None
     try:
