@@ -178,6 +178,13 @@ def test_a_backend_of_this_project_is_installed_from_its_folder(registry: Plugin
     assert all((ROOT / f"plugins/tierkv-{name}/pyproject.toml").is_file() for name in OWN_BACKENDS)
 
 
+def test_one_command_installs_all_missing_backends(registry: PluginRegistry) -> None:
+    """A newcomer copies the first command of the message, and must not meet a second message."""
+    lines = complaints(registry, {"backend": "lmdb"}, {"backend": "redis"}, {"backend": "lmdb", "name": "again"})
+    command = "in a checkout of tierkv: pip install . ./plugins/tierkv-lmdb ./plugins/tierkv-valkey"
+    assert [line.endswith(command) for line in lines] == [True, True, True]
+
+
 def test_an_unknown_policy_of_the_host_tier(registry: PluginRegistry) -> None:
     """The host tier names a plugin, too."""
     (line,) = complaints(registry, policy="fifo")

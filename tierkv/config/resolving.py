@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
@@ -76,7 +77,10 @@ def resolve_parts(config: StackConfig, registry: PluginRegistry) -> tuple[tuple[
     """
     problems: list[Problem] = []
     _require(registry.require_policy, "host.policy", config.host.policy, problems)
-    found = [_resolve_tier(tier, f"tiers[{index}]", registry, problems) for index, tier in enumerate(config.tiers)]
+    backends = [tier.backend for tier in config.tiers]
+    found = [
+        _resolve_tier(tier, f"tiers[{index}]", registry, backends, problems) for index, tier in enumerate(config.tiers)
+    ]
     tiers = tuple(tier for tier in found if tier is not None)
     return tiers, problems + _check_tokens_path(config, tiers)
 
@@ -101,11 +105,11 @@ def _check_tokens_path(config: StackConfig, tiers: Sequence[ResolvedTier]) -> li
 
 
 def _resolve_tier(
-    tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
+    tier: TierConfig, path: str, registry: PluginRegistry, backends: Sequence[str], problems: list[Problem]
 ) -> ResolvedTier | None:
     codec, codec_options = _resolve_codec(tier, f"{path}.codec", registry, problems)
     policy = _require(registry.require_policy, f"{path}.policy", tier.policy, problems)
-    backend = _require(registry.require_backend, f"{path}.backend", tier.backend, problems)
+    backend = _require(partial(registry.require_backend, others=backends), f"{path}.backend", tier.backend, problems)
     if backend is None:
         return None
     problems += _check_against_capabilities(tier, path, backend)

@@ -48,13 +48,22 @@ class PluginRegistry:
     """Plugins that cannot be used."""
     _hooks: tuple[tuple[Origin, pluggy.HookRelay], ...] = ()
 
-    def require_backend(self, name: str) -> Registered[BackendPlugin]:
+    def require_backend(self, name: str, others: Iterable[str] = ()) -> Registered[BackendPlugin]:
         """Return the backend of that name.
+
+        Args:
+            name: of the backend.
+            others: further backends that are wanted. The command that installs a missing one installs them as well.
 
         Raises:
             PluginError: no backend has that name, or its plugin is broken. The message names the package to install.
         """
-        return self._require("backend", self.backends, name)
+        return self._require("backend", self.backends, name, others)
+
+    def missing_packages(self, backends: Iterable[str]) -> list[str]:
+        """Return the folders, in a checkout, of this project's backends that are wanted and not installed."""
+        wanted = {_own(name) for name in backends} - {None, *self.backends}
+        return [f"./plugins/tierkv-{name}" for name in OWN_BACKENDS if name in wanted]
 
     def require_codec(self, name: str) -> Registered[CodecPlugin]:
         """Return the codec of that name.
@@ -110,19 +119,21 @@ class PluginRegistry:
                 commands += [Registered(command, origin) for command in found]
         return commands, broken
 
-    def _require(self, kind: str, known: Mapping[str, Registered[T]], name: str) -> Registered[T]:
+    def _require(
+        self, kind: str, known: Mapping[str, Registered[T]], name: str, others: Iterable[str] = ()
+    ) -> Registered[T]:
         if name in known:
             return known[name]
         for broken in self.broken:
             if name in (broken.name, broken.distribution.removeprefix("tierkv-")):
                 raise PluginError(f"{kind} {name!r}: its plugin {broken.origin} is broken: {broken.error}")
         installed = ", ".join(sorted(known)) or "none"
-        own = name if name in OWN_BACKENDS else _SERVED_BY.get(name.lower())
+        own = _own(name)
         is_own = kind == "backend" and own is not None
         hint = f"backend {own!r} serves it" if is_own and own != name else nearest_hint(name, known)
         parts = [f"unknown {kind} {name!r}", hint, f"installed: {installed}"]
         if is_own and own not in known:
-            parts.append(f"in a checkout of tierkv: pip install . ./plugins/tierkv-{own}")
+            parts.append(f"in a checkout of tierkv: pip install . {' '.join(self.missing_packages([name, *others]))}")
         elif (
             kind == "backend" and not is_own and name.isidentifier() and not _is_a_slip(name, known)
         ):  # a slip must not fetch a foreign package
@@ -133,6 +144,11 @@ class PluginRegistry:
             names += [f"{len(unread)} packages that cannot be read ({unread[0].error})"] if unread else []
             parts.append(f"installed but broken: {', '.join(names)} (`tierkv plugins` says why)")
         raise PluginError("; ".join(part for part in parts if part))
+
+
+def _own(name: str) -> str | None:
+    """Backend of this project that has a name, or serves it; None: none."""
+    return name if name in OWN_BACKENDS else _SERVED_BY.get(name.lower())
 
 
 def _is_a_slip(name: str, choices: Iterable[str]) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from interrupts import heeding_interrupts
 
 from tierkv.cli.demo.processes import _without_interruptions
 from tierkv.cli.main import cli
+from tierkv.plugins.loading import load_plugins
 
 pytestmark = pytest.mark.needs_torch
 
@@ -137,7 +139,16 @@ def test_a_demo_without_torch_is_explained(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "torch", None)
     said = CliRunner().invoke(cli, ["demo"])
     assert said.exit_code == 2
-    assert "which is not installed: pip install torch" in " ".join(said.output.split())
+    assert "which is not installed; pip install torch --extra-index-url https" in " ".join(said.output.split())
+
+
+def test_a_demo_without_torch_and_backends_is_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `pip install .` alone: torch, then a backend, then another one were named, one at each attempt."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    bare = replace(load_plugins(), backends={})
+    monkeypatch.setattr("tierkv.cli.demo.command.load_plugins", lambda: bare)
+    said = " ".join(CliRunner().invoke(cli, ["demo"]).output.split())
+    assert "in a checkout of tierkv: pip install . ./plugins/tierkv-disk ./plugins/tierkv-fsspec torch --extra" in said
 
 
 def test_another_stack(tmp_path: Path) -> None:

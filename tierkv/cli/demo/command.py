@@ -26,7 +26,7 @@ from tierkv.cli.demo.workload import WorkloadConfig, make_conversations
 from tierkv.cli.output import print_json
 from tierkv.cli.pages import HTML_OPTION, write_page
 from tierkv.cli.values import WholeRange
-from tierkv.config.loading import default_mapping, parse_config
+from tierkv.config.loading import default_mapping, load_config, load_default, parse_config
 from tierkv.config.reading import read_mapping
 from tierkv.config.resolving import resolve
 from tierkv.errors import ConfigError
@@ -35,6 +35,8 @@ from tierkv.reference.configs import EngineConfig
 from tierkv.stack.opening import open_stack
 
 WORKLOAD = WorkloadConfig()
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+"""Index of PyTorch with builds for CPUs."""
 
 
 @click.command()
@@ -114,8 +116,7 @@ def demo(  # noqa: PLR0913 - one argument per option
       tierkv demo --html demo.html
       tierkv demo --stack lmdb.toml --json
     """  # noqa: D301 - click reads the control character, and does not wrap the rest
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("the demo's model computes with torch, which is not installed: pip install torch")
+    _require_torch(stack_file)
     if stack_file is not None and (object_url is not None or workdir is not None):
         raise click.UsageError("--stack has its own storage: remove --object-url and --workdir")
     try:
@@ -133,6 +134,23 @@ def demo(  # noqa: PLR0913 - one argument per option
     else:
         report.print()
     sys.exit(1 if report.problems else 0)
+
+
+def _require_torch(stack_file: Path | None) -> None:
+    """Refuse a demo without torch; the command in the message also installs the backends that the stack lacks.
+
+    Raises:
+        ConfigError: torch is not installed, or the stack file is wrong.
+    """
+    if importlib.util.find_spec("torch") is not None:
+        return
+    config = load_default(Path()) if stack_file is None else load_config(stack_file)
+    folders = load_plugins().missing_packages(tier.backend for tier in config.tiers)
+    command = f"in a checkout of tierkv: pip install . {' '.join(folders)} torch" if folders else "pip install torch"
+    raise ConfigError(
+        f"the demo's model computes with torch, which is not installed; {command} --extra-index-url {CPU_BUILDS} "
+        "(with the index, pip takes the build for CPUs, which suffices; without it that for CUDA, larger by gigabytes)"
+    )
 
 
 @contextlib.contextmanager
