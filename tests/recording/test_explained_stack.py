@@ -14,8 +14,6 @@ from stack_bed import Faults, opened, prompts_of, serve, stack_config
 from tierkv.cli.main import cli
 from tierkv.recording.entries import short_key
 from tierkv.recording.reading import read_entries
-from tierkv.recording.recorder import Recorder
-from tierkv.stack.journal import NoJournal
 from tierkv.testing.faults import corrupt, raise_error
 
 pytest.importorskip("torch")
@@ -43,7 +41,7 @@ def faulty(place: Path, **changes: Any) -> dict[str, Any]:
 def test_a_stack_without_a_record_is_a_plain_one(tmp_path: Path) -> None:
     """Off by default, and free of cost: no thread, no file, no further call."""
     with opened(stack_config(tmp_path)) as stack:
-        assert isinstance(stack._core._journal, NoJournal)
+        assert not stack._core._journal.is_kept
         assert not [thread for thread in threading.enumerate() if thread.name == "tierkv-record"]
         assert stack._scheduler.view.watcher is None
 
@@ -52,7 +50,7 @@ def test_the_record_replays_to_the_resident_chunks(tmp_path: Path) -> None:
     """The recorded changes of chunks are complete, and the answers are those of a stack without a record."""
     prompts = prompts_of(21, 6)
     with opened(recorded(tmp_path, host_slots=12)) as stack:
-        assert isinstance(stack._core._journal, Recorder)
+        assert stack._core._journal.is_kept
         answers = serve(stack, prompts)
         assert stack.flush()
         host = {short_key(chunk.key) for chunk in stack._core.wiring.manager._host.slots.visible()}

@@ -171,7 +171,7 @@ def test_the_state_is_bounded(tmp_path: Path, collector: Collector, monkeypatch:
             request: HandRequest = engine.arrive(Prompt(number))
             engine.ask(request)
             engine.store(Prompt(100 + number))
-        journal = engine.stack._journal
+        (journal,) = engine.stack._journal._all  # type: ignore[attr-defined]
         assert len(journal._requests) <= 3  # type: ignore[attr-defined]
         assert len(journal._owners) <= 5  # type: ignore[attr-defined]
     assert not journal._ops  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Journal of a stack: what is called where nothing is kept, and that both journals have every method."""
+"""Journals of a stack: what is called where nothing is kept, and that each has every method."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from stack_bed import opened, prompts_of, serve, stack_config
 
 from tierkv.recording.recorder import Recorder
 from tierkv.stack import opening
-from tierkv.stack.journal import NoJournal, StepJournal
+from tierkv.stack.journal import Journals, StepJournal
 
 METHODS = sorted(name for name in vars(StepJournal) if not name.startswith("_"))
 
 
-class CountingJournal(NoJournal):
-    """Journal that keeps nothing but the names of its calls."""
+class CountingJournal(Journals):
+    """Journals that keep nothing but the names of its calls."""
 
     calls: list[str]
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls = []
 
     def __getattribute__(self, name: str) -> object:
@@ -34,7 +35,7 @@ def test_a_stack_without_a_record_does_not_call_its_journal_in_a_step(
 ) -> None:
     """A call per step, chunk or lookup is a cost that every stack without a record would pay."""
     journal = CountingJournal()
-    monkeypatch.setattr(opening, "NoJournal", lambda: journal)
+    monkeypatch.setattr(opening, "Journals", lambda: journal)
     with opened(stack_config(tmp_path)) as stack:
         serve(stack, prompts_of(31, 2))
         assert stack.flush()
@@ -44,7 +45,7 @@ def test_a_stack_without_a_record_does_not_call_its_journal_in_a_step(
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("journal", [NoJournal, Recorder])
-def test_both_journals_have_every_method(journal: type, name: str) -> None:
+@pytest.mark.parametrize("journal", [Journals, Recorder])
+def test_each_journal_has_every_method(journal: type, name: str) -> None:
     """A method that one of them lacks would fail in the stack that uses it, and only there."""
     assert hasattr(journal, name)

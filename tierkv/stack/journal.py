@@ -1,4 +1,4 @@
-"""Journal of a stack: the interface through which a recorder observes each step, and its twin that keeps nothing.
+"""Journals of a stack: the interface through which a recorder observes each step, and all of them as one.
 
 A stack asks :attr:`StepJournal.is_kept` once, when it is constructed, and calls the methods of a step only where it is
 true. A stack without a record therefore makes no call for it.
@@ -59,104 +59,68 @@ class StepJournal(Protocol):
         """Write what is pending, within ``timeout_s``. Idempotent."""
 
 
-class NoJournal:
-    """Twin of :class:`StepJournal` that keeps nothing."""
+class Journals:
+    """Any number of journals as one :class:`StepJournal`; without any, nothing is kept."""
 
-    is_kept = False
+    def __init__(self, *journals: StepJournal) -> None:
+        self._all = journals
 
-    def step_began(self) -> None:
-        """Do nothing."""
-
-    def completion(self, completion: TierReport) -> None:
-        """Do nothing."""
-
-    def op_began(self, op: TierOp) -> None:
-        """Do nothing."""
-
-    def chunks(self, events: Sequence[CacheEvent]) -> None:
-        """Do nothing."""
-
-    def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
-        """Do nothing."""
-
-    def jobs_began(self, meta: ConnectorMeta) -> None:
-        """Do nothing."""
-
-    def jobs_ended(self, output: WorkerOutput) -> None:
-        """Do nothing."""
-
-    def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:
-        """Do nothing."""
-
-    def reset_began(self) -> None:
-        """Do nothing."""
-
-    def hand_over(self) -> None:
-        """Do nothing."""
-
-    def close(self, timeout_s: float) -> None:
-        """Do nothing."""
-
-
-class BothJournals:
-    """Two journals as one :class:`StepJournal`."""
-
-    is_kept = True
-
-    def __init__(self, first: StepJournal, second: StepJournal) -> None:
-        self._both = first, second
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a journal."""
+        return bool(self._all)
 
     def step_began(self) -> None:
         """Pass it on, as all methods."""
-        for journal in self._both:
+        for journal in self._all:
             journal.step_began()
 
     def completion(self, completion: TierReport) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.completion(completion)
 
     def op_began(self, op: TierOp) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.op_began(op)
 
     def chunks(self, events: Sequence[CacheEvent]) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.chunks(events)
 
     def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.answered(request_id, local_tokens, tokens, expired=expired)
 
     def jobs_began(self, meta: ConnectorMeta) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.jobs_began(meta)
 
     def jobs_ended(self, output: WorkerOutput) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.jobs_ended(output)
 
     def finished(self, request_id: str, account: RequestAccount | None, generated: int | None = None) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.finished(request_id, account, generated)
 
     def reset_began(self) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.reset_began()
 
     def hand_over(self) -> None:
         """Pass it on."""
-        for journal in self._both:
+        for journal in self._all:
             journal.hand_over()
 
     def close(self, timeout_s: float) -> None:
-        """Close both within ``timeout_s`` each."""
-        for journal in self._both:
+        """Close all within ``timeout_s`` each."""
+        for journal in self._all:
             journal.close(timeout_s)

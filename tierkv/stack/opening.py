@@ -33,7 +33,7 @@ from tierkv.scheduler.staged.staged_jobs import StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.scheduler.store.lazy import check_lazy
 from tierkv.scheduler.wiring import wire_core, wire_manager
-from tierkv.stack.journal import BothJournals, NoJournal, StepJournal
+from tierkv.stack.journal import Journals, StepJournal
 from tierkv.stack.stack import Stack
 from tierkv.stack.staged import StagedStack
 from tierkv.stack.wiring import (
@@ -287,14 +287,15 @@ def _scheduler_limits(plan: StackPlan) -> SchedulerLimits:
 
 def _with_spans(
     plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str], recorder: Recorder | None
-) -> StepJournal:
-    """Return the journal of a stack: its recorder, spans, both or neither.
+) -> Journals:
+    """Return the journals of a stack: its recorder, spans, both or neither.
 
     Raises:
         ConfigError: spans are asked for, and OpenTelemetry is not installed.
     """
+    journals: list[StepJournal] = [] if recorder is None else [recorder]
     if (where := plan.config.record.spans) is None:
-        return NoJournal() if recorder is None else recorder
+        return Journals(*journals)
     try:
         from tierkv.recording.exporting import open_tracer  # noqa: PLC0415 - an extra, only if it is asked for
         from tierkv.recording.spans import SpanJournal  # noqa: PLC0415 - (the same)
@@ -304,8 +305,7 @@ def _with_spans(
             "opentelemetry-exporter-otlp-proto-http, or leave the key out"
         ) from error
     tracer, shut_down = open_tracer(where)
-    spans = SpanJournal(tracer, scheduler.view, tier_names, shut_down)
-    return spans if recorder is None else BothJournals(recorder, spans)
+    return Journals(*journals, SpanJournal(tracer, scheduler.view, tier_names, shut_down))
 
 
 def _recorder(plan: StackPlan, scheduler: OffloadScheduler, tier_names: Sequence[str]) -> Recorder | None:

@@ -22,7 +22,7 @@ from tierkv.scheduler.staged.key_groups import KeyGroups
 from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.stack.core import StackCore, check_scope
-from tierkv.stack.journal import NoJournal
+from tierkv.stack.journal import Journals
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.views.events import StackEvents
 from tierkv.stack.views.introspection import StackIntrospection
@@ -89,7 +89,7 @@ class StagedStack:
             clock: seconds, monotonic.
             sleep: waits on the engine's thread, in :meth:`flush` only.
         """
-        core = StackCore(wiring, self._begin_scheduling, lookups.may_rest, self._check, NoJournal(), clock, sleep)
+        core = StackCore(wiring, self._begin_scheduling, lookups.may_rest, self._check, Journals(), clock, sleep)
         self.namespace = wiring.namespace
         self.geometry = wiring.geometry
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes, wiring.arena)
