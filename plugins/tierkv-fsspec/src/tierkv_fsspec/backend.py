@@ -11,9 +11,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tierkv.abc import (
     DamagedEntry,
@@ -32,6 +32,7 @@ from tierkv.types.keys import Key
 from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.manifest import MANIFEST, REPEAT_S
 from tierkv_fsspec.presence_hints import AbsentNames, ListedNames
+from tierkv_fsspec.stores.request_batch import RequestBatch
 from tierkv_fsspec.stores.store import HEAD_BYTES, ListedObject, Store, TooLongError
 
 _log = plugin_logger(__name__)
@@ -207,14 +208,10 @@ class FsspecBackend:
             raise self._closed_error()
         if len(items) <= 1 or not self._store.is_remote:
             return [action(item) for item in items]
-        futures: list[Future[R]] = []
-        with contextlib.suppress(RuntimeError):  # closed by another thread meanwhile
-            for item in items:
-                futures.append(self._pool.submit(action, item))
-        ended = [_await_end(future) for future in futures]  # wait for all: they use the caller's buffers
-        if len(futures) < len(items) or not all(ended):
+        results = RequestBatch(action, items).send(self._pool, lambda: self._closed)
+        if results is None:
             raise self._closed_error()
-        return [future.result() for future in futures]
+        return results
 
     def _closed_error(self) -> BackendError:
         return BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier)
@@ -288,15 +285,3 @@ class FsspecBackend:
         if failure.kind is FailureKind.ABSENT:  # of a write: its bucket is missing
             failure = Failure(FailureKind.NO_BUCKET, failure.detail)
         return failure.to_error(f"cannot {verb} {self.object_url(key)}", tier=self._tier, key=key)
-
-
-def _await_end(future: Future[Any]) -> bool:
-    """Wait for a request. Returns whether it ran.
-
-    ``concurrent.futures.wait`` would wait for ever for a request that the pool cancelled at its shutdown.
-    """
-    try:
-        future.exception()
-    except CancelledError:
-        return False
-    return True
