@@ -42,7 +42,7 @@ def link(parent: bytes, token: int) -> bytes:
 
 
 class BedRequest:
-    """Request made of token numbers; satisfies :class:`tierkv.types.engine.TokenizedRequest`.
+    """Request made of token numbers, which described events have.
 
     hashes_withheld: number of the last block hashes that the engine does not give yet (S5).
     """

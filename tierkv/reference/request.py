@@ -64,7 +64,7 @@ class RequestRecord:
 
 
 class Request:
-    """Request; satisfies ``tierkv.types.engine.TokenizedRequest``. The rest is for scheduler and engine alone."""
+    """Request, with tokens for described events. The rest is for scheduler and engine alone."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that a caller can say of a request
         self,

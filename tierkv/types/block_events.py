@@ -43,7 +43,7 @@ class BlockStored:
     extra_keys: tuple[tuple[Any, ...] | None, ...] | None
     """Per block of the group, the values in its hash beside tokens, such as pictures; None: no block has any.
 
-    A block of the group has one hash block or several. See :meth:`tierkv.types.engine.MediaRequest.extra_keys`.
+    A block of the group has one hash block or several. See :meth:`tierkv.types.engine.FullRequest.extra_keys`.
     """
     group_idx: int
     """Index of the KV cache group."""

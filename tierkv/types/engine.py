@@ -128,8 +128,12 @@ class Request(Protocol):
         """Parameters that the engine's user attached to the request; None if there are none. Required."""
 
 
-class ScopedRequest(Request, Protocol):
-    """Request with attributes that separate caches within a model. Optional, and harmless where hashes include them."""
+class FullRequest(Request, Protocol):
+    """Request with every attribute that tierkv reads. Those beyond :class:`Request` are optional for an engine.
+
+    The first three keep chunks of one model apart, and do no harm where the hashes include them. The others are for
+    described events (``events.self_describing``).
+    """
 
     @property
     def cache_salt(self) -> str | None:
@@ -146,30 +150,18 @@ class ScopedRequest(Request, Protocol):
         Empty if unknown, and for these weights. Read when the request is new.
         """
 
-
-class TokenizedRequest(Request, Protocol):
-    """Request with attributes that described events need (``events.self_describing``). Optional for an engine."""
-
     @property
     def all_token_ids(self) -> Sequence[int]:
-        """Prompt tokens and tokens generated so far."""
+        """Prompt tokens and tokens generated so far. Described events need them."""
 
     @property
     def lora_id(self) -> int | None:
-        """Number of the adapter, or None."""
-
-    @property
-    def lora_name(self) -> str | None:
-        """Name of the adapter, or None."""
-
-
-class MediaRequest(TokenizedRequest, Protocol):
-    """Request whose hashes depend on more than tokens, such as pictures among them. Optional for an engine."""
+        """Number of the adapter, or None. Described events repeat it, and ``lora_name``."""
 
     def extra_keys(self, start: int, stop: int) -> tuple[Any, ...] | None:
-        """Values in the hash of a block beside its tokens; None: there are none. Called when its store is granted.
+        """Values in the hash of a block beside its tokens, such as those of a picture; None: there are none.
 
-        Each value is a text, a number, bytes, or a tuple of these.
+        Each value is a text, a number, bytes, or a tuple of these. Called when the store of the block is granted.
 
         Args:
             start: first token of the block.

@@ -84,8 +84,8 @@ def take_snapshot(request: Request, group: GroupGeometry, index: int) -> Snapsho
     tokens = getattr(request, "all_token_ids", None)
     if tokens is None:
         raise EngineProtocolError(
-            f"request {request.request_id!r} has no all_token_ids, so events cannot describe its chunks; add what "
-            "tierkv.types.engine.TokenizedRequest asks for, or set events.self_describing = false"
+            f"request {request.request_id!r} has no all_token_ids, so events cannot describe its chunks; add it "
+            "(tierkv.types.engine.FullRequest), or set events.self_describing = false"
         )
     first = index * group.hashes_per_chunk
     hashes = tuple(request.block_hashes[first : first + group.hashes_per_chunk])
