@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from disk_support import PAGE, OpenDisk, frames, read_log, run_alone
+from disk_support import PAGE, OpenDisk, frames, num_descriptors, read_log, run_alone
 
 import tierkv_disk
 from tierkv.errors import BackendError, OutOfSpaceError
@@ -188,6 +189,34 @@ def test_a_read_only_file_system_condemns_no_page(open_disk: OpenDisk, monkeypat
         assert isinstance(failed, OutOfSpaceError) == (number == errno.ENOSPC)
     assert not len(disk.backend.current._quarantine)  # type: ignore[union-attr]
     disk.put(frames(1, 2, 3))
+
+
+def fail_closes(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let a close report an earlier failure, as a network file system does. The descriptor is closed all the same."""
+    close = os.close
+
+    def close_and_fail(fd: int) -> None:
+        is_meant = Path(os.readlink(f"/proc/self/fd/{fd}")).name.startswith(name)  # noqa: PTH115 - a descriptor is no path
+        close(fd)
+        if is_meant:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    patch.setattr(os, "close", close_and_fail)
+
+
+@pytest.mark.parametrize("name", ["segment", "index", "lock"])
+def test_a_close_that_fails_keeps_no_lock(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A file system that reports a failed write at the close of a file kept the tier locked until the engine ended."""
+    disk = open_disk(capacity_bytes=4 << 20)
+    disk.put(frames(*range(600)))
+    descriptors = num_descriptors()
+    with monkeypatch.context() as patch:
+        fail_closes(patch, name)
+        with contextlib.suppress(OSError):
+            disk.close()
+    assert num_descriptors() < descriptors - 3, "segments, log and lock"
+    with open_disk(capacity_bytes=4 << 20) as again:
+        assert len(again.scan()) == 600
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite", "utime"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -98,7 +99,8 @@ class DiskBackend:
                 return
             self._again_s = self._clock() + RENEWAL_S
             self.current = self._open()
-            removed.close()
+            with contextlib.suppress(OSError):  # its device is gone, perhaps
+                removed.close()
             chunks = self._unlisted.replace(self.current.scan())
             found = f"with {chunks} stored chunks: a restart finds them, new ones replace them" if chunks else "empty"
             logger.warning("tier %s: %s was begun again, %s", removed.tier, removed.directory, found)

@@ -38,5 +38,7 @@ class LockedNamespace:
 
     def release(self) -> None:
         """Close the segment files, then unlock the directory."""
-        self.files.segments.close()
-        self.lock.release()
+        try:
+            self.files.segments.close()
+        finally:  # a device may report an earlier failure at the close of a file
+            self.lock.release()

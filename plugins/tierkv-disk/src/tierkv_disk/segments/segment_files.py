@@ -6,6 +6,7 @@ adjacent. :class:`~tierkv_disk.space.free_space.FreeSpace` hands out free runs; 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -211,8 +212,9 @@ class SegmentFiles:
 
     def close(self) -> None:
         """Close all files."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        with contextlib.ExitStack() as ends:
+            while self._files:
+                ends.callback(os.close, self._files.popitem()[1])
 
     def _write(self, address: PageAddress, data: memoryview) -> None:
         self._io.write_at(self._files[segment_of(address)], data, page_of(address) * PAGE_BYTES)

@@ -267,10 +267,11 @@ class Environment:
         except lmdb.Error as error:
             _log.warning("%s: not synced at close: %s", self.path, error)
             synced = False
-        self._copier.close()
-        self._env.close()
-        self._files.close()
-        self._release(synced=synced)
+        with contextlib.ExitStack() as ends:  # a close that reports an earlier failure of the device ends none of them
+            ends.callback(self._release, synced=synced)
+            ends.callback(self._files.close)
+            ends.callback(self._env.close)
+            ends.callback(self._copier.close)
 
 
 def _has_address_space(size: int) -> bool:

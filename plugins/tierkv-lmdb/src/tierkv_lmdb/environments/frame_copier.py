@@ -187,8 +187,10 @@ class FrameCopier:
 
     def close(self) -> None:
         """Close the data file."""
-        os.close(self._fd)
-        self._direct.close()
+        try:
+            os.close(self._fd)
+        finally:
+            self._direct.close()
 
     def _is_cached(self, address: int, offset: int, size: int) -> bool:
         """Whether all pages of a part of the map are in the page cache, or both ends where the map cannot be asked.
