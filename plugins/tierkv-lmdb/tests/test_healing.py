@@ -177,8 +177,8 @@ def test_a_close_that_fails_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.Mo
     backend = open_at(tmp_path, durability="always")
     assert put(backend, {key(1): FRAME}) == [None]
     with monkeypatch.context() as patch:
-        fail_closes(patch, name)
         fail_next_meta_page(tmp_path)
+        fail_closes(patch, name)
         assert put(backend, {key(2): FRAME}) != [None]
         write_until_stored(backend, 3)
         with contextlib.suppress(OSError):

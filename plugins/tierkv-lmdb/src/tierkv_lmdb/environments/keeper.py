@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -100,7 +101,8 @@ class EnvironmentKeeper:
                 return self._env  # opened by another thread meanwhile
             failed = self._retire()
         if failed is not None:
-            failed.close()  # not under the lock: it may end here, and waits for the disk
+            with contextlib.suppress(OSError):  # its device may report the failure once more
+                failed.close()  # not under the lock: it may end here, and waits for the disk
         self._claim()
         try:
             return self._reopen()
