@@ -8,6 +8,7 @@ import pytest
 
 from tierkv.scheduler.lookup.prefill_rate import (
     LONG_STEP_TOKENS,
+    MEDIAN_SAMPLES_MIN,
     PREFILL_TOKENS_MIN,
     SAMPLES_MAX,
     SAMPLES_MIN,
@@ -54,6 +55,16 @@ def test_it_is_known_after_some_steps() -> None:
     assert rate.tokens_per_s is None
     steps(rate, 1, 1000, 0.5, now)
     assert rate.tokens_per_s == 2000.0
+
+
+def test_of_few_steps_the_slowest_counts() -> None:
+    """A rate that is too low loads more than is best, as an unknown one; too high a one would throw hits away."""
+    rate = PrefillRate()
+    now = steps(rate, MEDIAN_SAMPLES_MIN - 2, 1000, 0.25)
+    now = steps(rate, 1, 1000, 2.0, now)
+    assert rate.tokens_per_s == 500.0
+    steps(rate, 1, 1000, 0.25, now)
+    assert rate.tokens_per_s == 4000.0
 
 
 @pytest.mark.parametrize("tokens", [0, 1, PREFILL_TOKENS_MIN - 1])

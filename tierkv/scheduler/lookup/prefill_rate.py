@@ -12,8 +12,11 @@ PREFILL_TOKENS_MIN = 64
 LONG_STEP_TOKENS = 512
 """Prompt tokens from which on a step shows the rate. The fixed cost of a shorter one outweighs it: it shows less."""
 
-SAMPLES_MIN, SAMPLES_MAX = 5, 31
+SAMPLES_MIN, SAMPLES_MAX = 2, 31
 """Number of measured steps from which the rate is known, and number of steps kept."""
+
+MEDIAN_SAMPLES_MIN = 5
+"""Number of measured steps from which their median is the rate. Of fewer, the slowest counts: it loads most."""
 
 
 class PrefillRate:
@@ -48,7 +51,7 @@ class PrefillRate:
         samples = self._samples
         if self._given is not None or len(samples) < SAMPLES_MIN:
             return self._given
-        return sorted(samples)[len(samples) // 2]
+        return sorted(samples)[len(samples) // 2 if len(samples) >= MEDIAN_SAMPLES_MIN else 0]
 
     @property
     def is_known(self) -> bool:
