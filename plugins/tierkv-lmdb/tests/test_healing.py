@@ -157,14 +157,15 @@ def test_call_in_flight_keeps_the_failed_environment(tmp_path: Path) -> None:
     backend.close()
 
 
-def fail_closes(patch: pytest.MonkeyPatch, name: str) -> None:
+def fail_next_close(patch: pytest.MonkeyPatch, name: str) -> None:
     """Let a close report an earlier failure, as a network file system does. The descriptor is closed all the same."""
-    close = os.close
+    close, left = os.close, [name]
 
     def close_and_fail(fd: int) -> None:
-        is_meant = Path(os.readlink(f"/proc/self/fd/{fd}")).name == name  # noqa: PTH115 - a descriptor is no path
+        is_meant = Path(os.readlink(f"/proc/self/fd/{fd}")).name in left  # noqa: PTH115 - a descriptor is no path
         close(fd)
         if is_meant:
+            left.clear()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     patch.setattr(os, "close", close_and_fail)
@@ -176,11 +177,13 @@ def test_a_close_that_fails_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.Mo
     The environment was not closed either: one in trouble was never opened afresh."""
     backend = open_at(tmp_path, durability="always")
     assert put(backend, {key(1): FRAME}) == [None]
+    fail_next_meta_page(tmp_path)
     with monkeypatch.context() as patch:
-        fail_next_meta_page(tmp_path)
-        fail_closes(patch, name)
+        fail_next_close(patch, name)
         assert put(backend, {key(2): FRAME}) != [None]
         write_until_stored(backend, 3)
+    with monkeypatch.context() as patch:
+        fail_next_close(patch, name)
         with contextlib.suppress(OSError):
             backend.close()
     again = open_at(tmp_path)
