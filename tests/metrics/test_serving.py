@@ -51,6 +51,7 @@ def test_one_call_serves_every_metric(tmp_path: Path) -> None:
     assert samples["tierkv_tier_breaker_state"] == {("disk",): 0.0}
     assert samples["tierkv_tokens_loaded_total"] == {("host",): 0.0, ("disk",): 0.0}
     assert samples["tierkv_cascades_dropped_total"] == {("disk",): 0.0}, "an alert misses what a series begins with"
+    assert not any(any(samples[name].values()) for name in samples if name.endswith("_total")), "a new stack has a past"
 
 
 def test_it_listens_on_this_machine_only_unless_told(tmp_path: Path) -> None:
@@ -79,3 +80,14 @@ def test_a_closed_stack_still_answers(tmp_path: Path) -> None:
     server.close()
     with pytest.raises((OSError, HTTPError)):
         urlopen(server.url)
+
+
+def test_the_end_of_a_block_closes_the_port(tmp_path: Path) -> None:
+    """An engine that opens the next stack on the same port would find it taken."""
+    with tierkv.open_stack(config_of(tmp_path), SPEC) as stack:
+        with tierkv.serve_metrics(stack) as server:
+            scraped(server)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+        with tierkv.serve_metrics(stack, server.port) as again:
+            scraped(again)

@@ -20,6 +20,7 @@ from unopened_disks import PATIENCE_S, HangingDisk, Open, RefusingDisk, registry
 import tierkv
 from tierkv.abc import BackendContext
 from tierkv.dispatch.threads.runtime import Runtime
+from tierkv.dispatch.threads.spawn import Handle, Runner, no_thread, start_thread
 from tierkv.errors import BackendUnavailableError, EngineProtocolError
 from tierkv.metrics.watched import TierCondition
 from tierkv.stack.stack import Stack
@@ -216,3 +217,27 @@ def test_a_tier_that_is_tried_again_does_not_follow_the_process(
     step_until(stack, lambda: stack.tiers.health()[backend] == WELL)
     assert stack.close()
     assert list((tmp_path / "second").iterdir()) == []
+
+
+def test_an_absent_tier_is_tried_again_after_a_try_without_a_thread(tmp_path: Path) -> None:
+    """A machine that had no thread left for a moment would leave the tier out until the restart."""
+    disk, clock, refused = RefusingDisk(), ManualClock(), list[str]()
+
+    def spawn(name: str, runner: Runner) -> Handle:
+        if name == "tierkv-disk-open" and not refused:
+            refused.append(name)
+            raise no_thread(name, RuntimeError("can't start new thread"))
+        return start_thread(name, runner)
+
+    config = stack_config(tmp_path)
+    config["tiers"] = [{**config["tiers"][0], "name": "disk", "backend": "refusing"}]
+    runtime = Runtime(clock=clock, engine_sleep=clock.sleep, spawn=spawn)
+    with opened(config, plugins=disk.registry, runtime=runtime) as stack:
+        disk.works = True
+        stack.build_connector_meta(StepOutput())
+        clock.now_s += 60.0
+        stack.build_connector_meta(StepOutput())
+        assert refused
+        stack.build_connector_meta(StepOutput())
+        clock.now_s += 60.0
+        step_until(stack, lambda: stack.tiers.names == ("disk",))

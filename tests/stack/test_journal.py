@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from stack_bed import opened, prompts_of, serve, stack_config
@@ -49,3 +51,20 @@ def test_a_stack_without_a_record_does_not_call_its_journal_in_a_step(
 def test_each_journal_has_every_method(journal: type, name: str) -> None:
     """A method that one of them lacks would fail in the stack that uses it, and only there."""
     assert hasattr(journal, name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_journals_pass_every_call_on_to_each(name: str) -> None:
+    """One call that is not passed on is missing from every record beside which spans are exported, and from no test."""
+    if name == "is_kept":
+        assert [Journals().is_kept, Journals(Mock()).is_kept] == [False, True]
+        return
+    first, second = Mock(spec=Journals), Mock(spec=Journals)
+    parameters = list(signature(getattr(StepJournal, name)).parameters.values())[1:]
+    plain = [object() for each in parameters if each.kind is not Parameter.KEYWORD_ONLY]
+    named = {each.name: object() for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
+    if name == "close":
+        plain = [5.0]
+    getattr(Journals(first, second), name)(*plain, **named)
+    for journal in (first, second):
+        getattr(journal, name).assert_called_once_with(*plain, **named)

@@ -27,6 +27,7 @@ from tierkv.cli.top import command
 from tierkv.cli.top.command import Watch
 from tierkv.cli.top.screen import whole_screen
 from tierkv.cli.top.sources import MetricsPort, NoSampleError, RecordFile, source_of
+from tierkv.cli.top.window import WINDOW_S, Window
 from tierkv.errors import ConfigError
 from tierkv.testing.engines.hand_engine import SLOT_BYTES, HandEngine, Prompt, engine_spec
 from tierkv.testing.faults import raise_error
@@ -365,3 +366,12 @@ def test_a_port_that_hangs_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tierkv.cli.top.sources.TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(NoSampleError, match="does not answer"):
         MetricsPort(f"http://127.0.0.1:{silent.getsockname()[1]}/metrics").read()
+
+
+def test_a_window_keeps_the_last_seconds_only() -> None:
+    """A view that stays open for a month must not keep a month of samples, nor show its mean as the rate of now."""
+    window = Window()
+    for second in range(1000):
+        assert window.add(float(second), {})
+    assert window.seconds == pytest.approx(WINDOW_S, abs=1)
+    assert len(window._samples) <= WINDOW_S + 2
