@@ -35,8 +35,6 @@ from tierkv.reference.configs import EngineConfig
 from tierkv.stack.opening import open_stack
 
 WORKLOAD = WorkloadConfig()
-CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-"""Index of PyTorch with builds for CPUs."""
 
 
 @click.command()
@@ -148,8 +146,7 @@ def _require_torch(stack_file: Path | None) -> None:
     folders = load_plugins().missing_packages(tier.backend for tier in config.tiers)
     command = f"in a checkout of tierkv: pip install . {' '.join(folders)} torch" if folders else "pip install torch"
     raise ConfigError(
-        f"the demo's model computes with torch, which is not installed; {command} --extra-index-url {CPU_BUILDS} "
-        "(with the index, pip takes the build for CPUs, which suffices; without it that for CUDA, larger by gigabytes)"
+        f"the demo's model computes with torch, which is not installed; {command} (its build for CPUs suffices)"
     )
 
 
