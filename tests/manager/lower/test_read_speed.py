@@ -9,10 +9,12 @@ from core_parts import Core, disk, make_core
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.read_speed import (
+    CALM_S,
     LATENCY_S_MAX,
     LATENCY_S_MIN,
     READINGS_MIN,
     REMEASURE_S,
+    REMEASURE_S_MIN,
     S_PER_BYTE_MAX,
     S_PER_BYTE_MIN,
     SLOWER_MAX,
@@ -120,8 +122,51 @@ def test_staleness() -> None:
     speed.promised(MB, 1, 1.0)
     assert not speed.is_stale(100.0)
     speed.ended(MB, 1)
-    assert not speed.is_stale(1.0 + REMEASURE_S - 0.1)
-    assert speed.is_stale(1.0 + REMEASURE_S)
+    assert not speed.is_stale(1.0 + REMEASURE_S_MIN - 0.1)
+    assert speed.is_stale(1.0 + REMEASURE_S_MIN)
+
+
+def sample(speed: TierSpeed, now: float, elapsed_s: float) -> None:
+    """Read a chunk only to measure the tier."""
+    speed.promised(MB, 1, now)
+    speed.sampled(now)
+    speed.measured(MB, elapsed_s)
+    speed.ended(MB, 1)
+
+
+def pause_behind(speed: TierSpeed, now: float) -> float:
+    """Seconds from ``now`` until the tier may be read again to measure it, in steps of a tenth of a second."""
+    return next(tenths / 10 for tenths in range(1000) if speed.is_stale(now + tenths / 10))
+
+
+def test_pauses_grow_while_samples_are_slow_and_begin_again_after_a_calm() -> None:
+    """A tier that stays slow is read seldom. One that has become slow after a long time is tried again soon."""
+    speed = TierSpeed()
+    now, pauses = 0.0, []
+    for _ in range(6):
+        sample(speed, now, 1.0)
+        pauses.append(pause_behind(speed, now))
+        now += pauses[-1]
+    assert pauses == [2, 4, 8, REMEASURE_S, REMEASURE_S, REMEASURE_S]
+    sample(speed, now + CALM_S, 1.0)
+    assert pause_behind(speed, now + CALM_S) == 2 * REMEASURE_S_MIN
+
+
+def test_a_fast_sample_is_followed_at_once(rng: random.Random) -> None:
+    """A tier whose fault has ended is expected to be as fast as before within some reads of one chunk."""
+    speed = TierSpeed()
+    train(speed, rng, 0.0001, 1e9, 100)
+    usual_s = expected(speed, 16 * MB)
+    train(speed, rng, 2.0, 1e9, 4)
+    assert expected(speed, 16 * MB) > 8 * usual_s
+    now = 10.0
+    for _ in range(8):
+        sample(speed, now, 0.0001 + MB / 1e9)
+        if not speed.is_stale(now):
+            break
+    assert expected(speed, 16 * MB) < 2 * usual_s
+    assert not speed.is_stale(now), "it is as fast as expected now"
+    assert speed.is_stale(now + 2 * REMEASURE_S_MIN)
 
 
 # -- fed by the manager ------------------------------------------------------------------------------------------------
@@ -144,7 +189,7 @@ def test_reads_teach_with_their_queue() -> None:
     for number, op in enumerate(ops):
         core.finish(op, elapsed_s=0.1 + 0.05 * number)
     assert expected(speed, 64) == pytest.approx(0.1, rel=0.1)
-    assert speed.is_stale(REMEASURE_S), "nothing is promised any more"
+    assert speed.is_stale(REMEASURE_S_MIN), "nothing is promised any more"
 
 
 def test_failures_teach_nothing_and_deadlines_a_lot() -> None:

@@ -33,7 +33,7 @@ def teach(core: Core, *, probe_s: float | None = None, read_s: float | None = No
     """Measure questions and reads of the tier."""
     for _ in range(READINGS_MIN):
         if probe_s is not None:
-            core.lower[0].probes.speed.measured(32, 32 * probe_s)
+            core.lower[0].probes.speed.measured(4, 4 * probe_s)
         if read_s is not None:
             core.manager._tier_io.reads[0].speed.measured(32 * core.geometry.payload_bytes_max, 32 * read_s)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from tierkv.manager.lower.read_speed import REMEASURE_S, TierSpeed
+from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.types.keys import Key
 
 WAITING_KEYS_MAX = 65_536
@@ -75,7 +75,8 @@ class ProbeQueue:
 
     def _samples(self, now: float) -> bool:
         """Whether one more key may be asked for to measure a slow tier again: as many as it answers in ``seconds``."""
-        if now - self._sampled_s >= REMEASURE_S:
+        if self.speed.is_stale(now):
+            self.speed.sampled(now)
             self._sampled_s, self._sampled = now, 0
         self._sampled += now == self._sampled_s
         return now == self._sampled_s and self._sampled <= self._concurrency * self._keys_per_probe

@@ -8,14 +8,20 @@ changes little; its root is applied, so the numbers converge.
 
 The first numbers have nothing to be compared with. No speed is known before a few readings, and among these each faster
 one is taken over in full.
+
+A tier that is avoided as slow is read only by *samples*, of one chunk. Where one is much faster than expected, the next
+one follows at once. While samples are slow, their pauses grow.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-REMEASURE_S = 10.0
-"""Seconds without a read after which a tier may be read only to measure it."""
+REMEASURE_S_MIN, REMEASURE_S = 1.0, 10.0
+"""Seconds without a read after which a tier may be read only to measure it: at first, and while it stays slow."""
+
+CALM_S = 60.0
+"""Seconds without such a read after which the pauses begin again with the shortest."""
 
 SLOWER_MAX, FASTER_MAX = 4.0, 16.0
 """Bounds of the ratio of one measurement. Fast readings get more weight: a read is rarely fast by accident."""
@@ -55,7 +61,8 @@ class TierSpeed:
     """Speed of reads from one tier. ``latency_s`` and ``s_per_byte`` are the model, None until the first reading."""
 
     __slots__ = (
-        "_asked_at_s", "_noted", "_promised_bytes", "_readings", "ended_bytes", "has_missed", "latency_s", "s_per_byte",
+        "_asked_at_s", "_is_recovering", "_noted", "_pause_s", "_promised_bytes", "_readings", "_sampled_s",
+        "ended_bytes", "has_missed", "latency_s", "s_per_byte",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -69,6 +76,8 @@ class TierSpeed:
         self.has_missed = False
         """Whether a read has missed its deadline. It may never end, so no request is kept waiting behind it."""
         self._noted = (0.0, 0.0)  # the model when it last became another one
+        self._sampled_s, self._pause_s = float("-inf"), REMEASURE_S_MIN  # the latest sample, and the pause behind it
+        self._is_recovering = False  # the latest read was much faster than expected
 
     def promised(self, num_bytes: int, magnitude: int, now: float) -> None:
         """Add bytes that will be read, for a request of this :func:`magnitude`."""
@@ -79,6 +88,13 @@ class TierSpeed:
         """Remove a read that ended. delivered: it was performed, successful or not."""
         self._promised_bytes[magnitude] -= num_bytes
         self.ended_bytes += num_bytes if delivered else 0
+
+    def sampled(self, now: float) -> None:
+        """Note that the read which has just begun only measures the tier."""
+        if not self._is_recovering:
+            self._pause_s = min(2 * self._pause(now), REMEASURE_S)
+        self._is_recovering = False
+        self._asked_at_s = self._sampled_s = now
 
     def measured(self, num_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
         """Update the model by a read that took ``elapsed_s``.
@@ -97,6 +113,7 @@ class TierSpeed:
         else:
             expected_s = self.latency_s + num_bytes * self.s_per_byte
             ratio = elapsed_s / expected_s
+            self._is_recovering = ratio * CHANGE_MIN <= 1
             if ratio < 1 and self._readings <= READINGS_MIN:
                 latency_s, s_per_byte = self.latency_s * ratio, self.s_per_byte * ratio
             else:
@@ -136,5 +153,10 @@ class TierSpeed:
         return {"latency_s": self.latency_s, "bytes_per_s": 1 / self.s_per_byte}
 
     def is_stale(self, now: float) -> bool:
-        """Whether nothing was read for a while, so that the model may be out of date."""
-        return not self.promised_bytes and now - self._asked_at_s >= REMEASURE_S
+        """Whether nothing was read for a while, or the tier was faster than expected, so the model is out of date."""
+        waits = 0.0 if self._is_recovering else self._pause(now)
+        return not self.promised_bytes and now - self._asked_at_s >= waits
+
+    def _pause(self, now: float) -> float:
+        """Seconds between two samples."""
+        return REMEASURE_S_MIN if now - self._sampled_s >= CALM_S else self._pause_s

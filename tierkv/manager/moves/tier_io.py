@@ -127,8 +127,9 @@ class TierIO:
 
     def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which must be in the tier and not in the host tier, if the tier was not read for a while."""
-        if self.reads[tier].speed.is_stale(self._step.now) and self._host.room:
-            self._read_unasked([key], self._tiers[tier])
+        speed = self.reads[tier].speed
+        if speed.is_stale(self._step.now) and self._host.room and self._read_unasked([key], self._tiers[tier]):
+            speed.sampled(self._step.now)
 
     def promises_max(self, tier: LowerTier, wanted: int) -> int:
         """Number of ``wanted`` chunks of a request that may be promised now, beside those on their way.
@@ -268,12 +269,10 @@ class TierIO:
         self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS, lacking: int = 1
     ) -> bool:
         """Start to read chunks that nothing holds: they stay wanted. Returns whether there is room for all."""
-        granted = self.promote(keys, tier, hints, lacking)
-        if granted is None:
-            return False
-        self._host.waiters.add(granted, READ_AHEAD)
-        self._host.unpin(granted)
-        return True
+        if (granted := self.promote(keys, tier, hints, lacking)) is not None:
+            self._host.waiters.add(granted, READ_AHEAD)
+            self._host.unpin(granted)
+        return granted is not None
 
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """Apply a use by a request to chunks that are in the host tier, or being read into it."""
