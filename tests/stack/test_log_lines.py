@@ -120,7 +120,7 @@ def test_a_disk_that_turned_read_only(
             assert not stack.tiers.health()["disk"].writable, "whether it is read depends on the reads in between"
         assert os.pwrite is write
         step_until(stack, lambda: bool(lines(caplog, "tier_writable")))
-        assert stack.tiers.health()["disk"] == (True, True)
+        assert stack.tiers.health()["disk"] == (True, True, False)
     (failed,) = [record for record in lines(caplog, "operation_failed") if record.verb == "write"][:1]  # type: ignore[attr-defined]
     assert "Read-only file system" in failed.getMessage()
     (back,) = lines(caplog, "tier_writable")

@@ -234,7 +234,7 @@ def test_one_dead_server_of_several_takes_no_tier_out(bench: Bench) -> None:
             assert dispatch.wait(dispatch.submit(Verb.READ, [1], [1])) == [FAILED]
             assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
         assert dispatch.health() == []
-        assert dispatch.dispatcher.health()[0] == (True, True)
+        assert dispatch.dispatcher.health()[0] == (True, True, False)
         for rule in rules:
             bench.backend.rules.remove(rule)
         bench.backend.add("contains", faults.raise_error(lambda: BackendUnavailableError("all are dead")))

@@ -69,7 +69,7 @@ def test_other_verbs_do_not_hide_that_reads_fail(bench: Bench, caplog: pytest.Lo
         fail_reads(dispatch, 1, 1)
         assert read(dispatch, 1) == FAILED
         dispatch.wait_health(False)
-        assert dispatch.dispatcher.health()[0] == (False, False)
+        assert dispatch.dispatcher.health()[0] == (False, False, False)
         for _ in range(3):
             end_trial(dispatch)
             assert dispatch.health() == [False], "only a read shows that reads succeed"

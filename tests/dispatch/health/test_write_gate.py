@@ -37,7 +37,7 @@ def test_reads_do_not_hide_that_writes_fail(bench: Bench, caplog: pytest.LogCapt
             assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
             bench.fill(0, KEYS[0], compressible(0))
             assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
-        assert dispatch.dispatcher.health()[0] == (True, False)
+        assert dispatch.dispatcher.health()[0] == (True, False, False)
         for _ in range(20):
             assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
         assert dispatch.wait(dispatch.submit(Verb.READ, [0], [2])) == [OK]
@@ -58,7 +58,7 @@ def test_reads_do_not_hide_that_writes_fail(bench: Bench, caplog: pytest.LogCapt
         dispatch.clock.advance(10.0)
         assert dispatch.wait(dispatch.write(1, 1)) == [OK]
         assert dispatch.wait(dispatch.write(2, 2)) == [OK]
-        assert dispatch.dispatcher.health()[0] == (True, True)
+        assert dispatch.dispatcher.health()[0] == (True, True, False)
         assert lines_of(caplog)[2:] == [
             "tier can be written again: event=tier_writable tier=files seconds_out=50 suppressed=0"
         ]
@@ -73,7 +73,7 @@ def test_deletions_do_not_end_the_reads_of_a_tier_that_cannot_be_written(bench: 
         for _ in range(3):
             assert dispatch.wait(dispatch.write(1, 1)) == [FAILED]
             assert dispatch.wait(dispatch.submit(Verb.PROBE, [0])) == [OK]
-        assert dispatch.dispatcher.health()[0] == (True, False)
+        assert dispatch.dispatcher.health()[0] == (True, False, False)
         for _ in range(10):
             assert dispatch.wait(dispatch.submit(Verb.DELETE, [1])) == [FAILED]
         assert dispatch.health() == [], "the tier stays in service"
@@ -95,7 +95,7 @@ def test_single_failures_never_add_up(bench: Bench, between: Any) -> None:
             dispatch.wait(dispatch.submit(Verb.PROBE, [0]))
             for rule in rules:
                 bench.backend.rules.remove(rule)
-            assert dispatch.dispatcher.health()[0] == (True, True)
+            assert dispatch.dispatcher.health()[0] == (True, True, False)
 
 
 def test_a_trial_at_a_dead_server_of_several_opens_nothing(bench: Bench) -> None:
@@ -112,7 +112,7 @@ def test_a_trial_at_a_dead_server_of_several_opens_nothing(bench: Bench) -> None
         assert dispatch.wait(dispatch.write(1, 1)) == [REFUSED]
         dispatch.clock.advance(10.0)
         assert dispatch.wait(dispatch.write(1, 1)) == [OK]
-        assert dispatch.dispatcher.health()[0] == (True, True)
+        assert dispatch.dispatcher.health()[0] == (True, True, False)
 
 
 def test_one_trial_at_a_time(bench: Bench) -> None:
@@ -172,7 +172,7 @@ def test_a_tier_that_leaves_and_returns_is_logged_once_each(bench: Bench, caplog
         rule = bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")))
         dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)])
         dispatch.wait_health(False)
-        assert dispatch.dispatcher.health()[0] == (False, False)
+        assert dispatch.dispatcher.health()[0] == (False, False, False)
         bench.backend.rules.remove(rule)
         dispatch.clock.advance(10.0)
         dispatch.wait_health(False, True)
