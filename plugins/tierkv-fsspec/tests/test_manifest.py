@@ -104,3 +104,15 @@ def test_a_manifest_that_is_removed_while_an_engine_runs_is_stored_again(
     assert put(backend, {key(3): FRAME}) == [None]
     assert len([line for line in s3.requests[asked:] if line == f"PUT /{url.split('/')[2]}/{name}"]) == 1
     backend.close()
+
+
+def test_a_manifest_of_the_first_release_is_accepted(tmp_path: Path) -> None:
+    """A bucket outlives the program that began it. This text is not made by the code of today."""
+    manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
+    manifest.parent.mkdir()
+    content = {"format": "tierkv-fsspec", "version": 1, "created": "2026-11-30T00:00:00+00:00"}
+    content |= {"fingerprint": namespace().fingerprint().hex(), "namespace": namespace().describe()}
+    manifest.write_text(json.dumps(content))
+    text = manifest.read_text()
+    open_at(f"file://{tmp_path}").close()
+    assert manifest.read_text() == text

@@ -189,3 +189,15 @@ def test_tools_that_read_leave_no_trace(server: ValkeyServer) -> None:
     server.ask("ACL", "SETUSER", "default", "-set")
     with opened(server.url) as tier:
         assert tier.read([Key(b"absent")]) == [None]
+
+
+def test_a_description_is_that_of_the_first_release() -> None:
+    """Tools of another version read it, under the name that they look for."""
+    namespace = context().namespace
+    description = Description.of("tierkv", namespace)
+    assert description.name.decode() == DESCRIPTION
+    assert json.loads(description.content) == {
+        "format": "tierkv-valkey",
+        "version": 1,
+        "namespace": json.loads(json.dumps(namespace.describe())),
+    }
