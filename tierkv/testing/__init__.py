@@ -1,7 +1,7 @@
 """Kit for authors of plugins: conformance tests, fault injection and small engines. Only tests import this package.
 
-- ``conformance``: the suite that every backend passes. A backend's author inherits from ``BackendConformance``, and
-  that of an eviction policy from ``PolicyConformance``.
+- ``conformance``: the suite that every backend passes. A backend's author inherits from ``BackendConformance``,
+  that of an eviction policy from ``PolicyConformance``, and that of a codec from ``CodecConformance``.
 - ``faults``: wrappers that make a real backend fail by explicit rules.
 - ``engines``: the *hand engine*, which a test moves call by call, and the *small stack*: a backend under test inside a
   real stack, with a clock that the test moves.
@@ -24,11 +24,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tierkv.testing.conformance import BackendConformance
+    from tierkv.testing.conformance.codec import CodecConformance
     from tierkv.testing.conformance.policy import PolicyConformance
 
-__all__ = ["BackendConformance", "PolicyConformance"]
+__all__ = ["BackendConformance", "CodecConformance", "PolicyConformance"]
 
-_HOMES = {"BackendConformance": "tierkv.testing.conformance", "PolicyConformance": "tierkv.testing.conformance.policy"}
+_HOMES = {
+    "BackendConformance": "tierkv.testing.conformance",
+    "CodecConformance": "tierkv.testing.conformance.codec",
+    "PolicyConformance": "tierkv.testing.conformance.policy",
+}
 """Module of each name."""
 
 
