@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import random
 import threading
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import redis.connection
+from redis.connection import AbstractConnection
 from valkey_servers import CACHE, ValkeyServer, until
 from valkey_support import CHUNK_NAMES, context, frames, heals, only_misses, opened, traffic
 
@@ -233,6 +236,19 @@ def test_a_server_that_is_not_there_is_named_at_open(server: ValkeyServer) -> No
     server.stop()
     with pytest.raises(BackendUnavailableError, match=f"{server.port}.*Check that the server runs"):
         opened(server.url)
+
+
+def test_a_handshake_makes_no_list_that_a_reply_only_announces(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's default is hiredis, if it is installed. For the reply `*2147483647` it makes a list of as many
+    places at once, and no thread of the engine ran for 57 s."""
+    init, default = inspect.unwrap(AbstractConnection.__init__), redis.connection.DefaultParser
+    defaults = init.__defaults__ or ()
+    assert default in defaults
+    monkeypatch.setattr(init, "__defaults__", tuple(None if each is default else each for each in defaults))
+    with opened(server.url) as tier:
+        tier.put(frames(1))
 
 
 def test_a_late_reply_is_not_taken_for_that_of_the_next_key(server: ValkeyServer) -> None:

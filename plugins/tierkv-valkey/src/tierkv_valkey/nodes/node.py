@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis import Connection, SSLConnection, exceptions
+from redis.connection import _RESP2Parser
 
 from tierkv.abc.logs import plugin_logger
 from tierkv_valkey.nodes.wire import Wire, open_wire
@@ -200,6 +201,8 @@ class Connector:
             "socket_timeout": options.timeout_s,
             "socket_keepalive": True,
             "retry": None,  # no retry: the framework's has a deadline
+            # Not hiredis: it makes a list as long as a reply says, for seconds in which no other thread runs.
+            "parser_class": _RESP2Parser,
             **login,
         }
         kind = Connection
