@@ -24,6 +24,7 @@ from stack_bed import Faults
 
 from tierkv import open_stack, serve_metrics
 from tierkv.cli.top import command
+from tierkv.cli.top.changes import Changes
 from tierkv.cli.top.command import Watch
 from tierkv.cli.top.screen import whole_screen
 from tierkv.cli.top.sources import MetricsPort, NoSampleError, RecordFile, source_of
@@ -375,3 +376,15 @@ def test_a_window_keeps_the_last_seconds_only() -> None:
         assert window.add(float(second), {})
     assert window.seconds == pytest.approx(WINDOW_S, abs=1)
     assert len(window._samples) <= WINDOW_S + 2
+
+
+def test_a_tier_that_cannot_be_written_is_said_once() -> None:
+    """Read-only is a fault of its own; out of service says it already."""
+    before = {"tierkv_tier_usable": {"a": 1.0, "b": 1.0}, "tierkv_tier_writable": {"a": 1.0, "b": 1.0}}
+    now = {"tierkv_tier_usable": {"a": 0.0, "b": 1.0}, "tierkv_tier_writable": {"a": 0.0, "b": 0.0}}
+    changes = Changes()
+    changes.note_all(1.0, "", before, now)
+    assert {(each.tier, each.kind) for each in changes.latest(9)} == {
+        ("a", "OUT of service"),
+        ("b", "cannot be written"),
+    }
