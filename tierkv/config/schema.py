@@ -53,7 +53,8 @@ class ChunkConfig(Table):
     )
     tokens: Count | None = Field(
         default=None,
-        description="Tokens per chunk; must be a multiple of the engine's GPU block. Checked when the engine starts.",
+        description="Tokens per chunk; must be a multiple of the engine's GPU block, whose size all its groups share. "
+        "Checked when the engine starts.",
     )
     parts: Count | None = Field(
         default=None,
