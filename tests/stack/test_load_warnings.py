@@ -113,3 +113,16 @@ def test_a_look_takes_calls_for_counters_that_have_counted() -> None:
     watch = CounterWatch(counters, StackLog(ManualClock()))
     watch.look()
     assert calls_of(watch.look) <= 12
+
+
+def test_the_end_of_a_stack_reports_what_is_suppressed(caplog: pytest.LogCaptureFixture) -> None:
+    """The faults of a stack's last minute would be in no line: nothing is logged after its end."""
+    counters, clock = CoreCounters(), ManualClock()
+    watch = CounterWatch(counters, StackLog(clock))
+    for number in range(4):
+        counters.deadlines_expired += 1
+        watch.answered(f"r{number}", number)
+    caplog.clear()
+    watch.closed(watch.written_and_lost(), 0, 0.1, complete=True)
+    (late,) = [record.getMessage().partition("event=")[2] for record in caplog.records]
+    assert late == 'lookup_late request=r3 tiers="" suppressed=2'
