@@ -8,6 +8,7 @@ import mmap
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from tierkv.errors import (
 )
 from tierkv_fsspec import FsspecOptions
 from tierkv_fsspec.failures import Failure, FailureKind
+from tierkv_fsspec.stores.fsspec_store import NAME_S
 from tierkv_fsspec.stores.selection import choose_store
 
 FRAME = bytes(range(256)) * 200
@@ -54,6 +56,31 @@ def test_server_disappears_and_returns(s3: S3Server, url: str, options: dict[str
     assert get(backend, key(1), key(3)) == [FRAME, None]
     assert put(backend, {key(3): FRAME}) == [None]
     assert backend.contains([key(3)]) == [True]
+    backend.close()
+
+
+def test_a_server_that_moves_to_another_address_is_found(
+    s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of services in clusters lead elsewhere after a restart. A client kept the address for ten seconds."""
+    look_up, address = socket.getaddrinfo, ["127.0.0.1"]
+
+    def look_up_elsewhere(host: Any, *arguments: Any, **more: Any) -> Any:
+        return look_up(address[0] if host in ("localhost", b"localhost") else host, *arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_elsewhere)
+    endpoint = s3.endpoint.replace("127.0.0.1", "localhost")
+    backend = open_at(url, implementation="fsspec", endpoint_url=endpoint, warm_up_keys_max=0)
+    put(backend, {key(1): FRAME})
+    s3.stop()  # and with it the connections that are open
+    s3.start()
+    address[0] = "127.0.0.2"
+    time.sleep(NAME_S + 0.1)
+    (failure,) = get(backend, key(1))
+    assert isinstance(failure, BackendUnavailableError), "the name was not looked up again"
+    address[0] = "127.0.0.1"
+    time.sleep(NAME_S + 0.1)
+    assert get(backend, key(1)) == [FRAME]
     backend.close()
 
 

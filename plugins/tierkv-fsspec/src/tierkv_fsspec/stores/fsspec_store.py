@@ -35,6 +35,8 @@ WHOLE_PROTOCOLS = (*BUCKET_PROTOCOLS, "memory", "http", "https")
 """Protocols whose writes are atomic; elsewhere an object is written under a temporary name and moved."""
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 S3_TRIES = 2
+NAME_S = 1
+"""Seconds for which the S3 client keeps the addresses of a name: a server that moves is found again as soon as that."""
 MKDIR_TRIES = 3
 
 
@@ -269,6 +271,7 @@ def _s3_arguments(options: FsspecOptions) -> dict[str, Any]:
         "read_timeout": options.read_timeout_s,
         "retries": {"max_attempts": 0},
         "max_pool_connections": options.concurrent_requests,
+        "connector_args": {"ttl_dns_cache": NAME_S},
     }
     arguments["config_kwargs"] = config | dict(arguments.get("config_kwargs", {}))
     if options.endpoint_url is not None:
