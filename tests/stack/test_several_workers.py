@@ -334,6 +334,26 @@ def test_a_failed_opening_gives_shared_memory_back(tmp_path: Path) -> None:
     assert not [link for link in links if "tierkv-arena" in str(link.readlink())]
 
 
+def test_a_closed_worker_unmaps_what_it_shares() -> None:
+    """An engine that restarts its workers would keep a host tier in memory for each of them. A staged stack also shares
+    the ends of jobs."""
+
+    def mappings() -> list[str]:
+        names = [
+            line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line
+        ]
+        return sorted(name for name in names if "tierkv" in name)
+
+    for opening in (tierkv.open_stack, tierkv.open_staged_stack):
+        with opening(config_of(), spec_of(1, processes=True)) as stack:
+            before, kept = mappings(), []
+            for _ in range(3):
+                with tierkv.open_worker(stack.worker_setup(0)) as worker:
+                    kept.append(worker)
+                    assert len(mappings()) > len(before)
+                assert mappings() == before
+
+
 def test_more_workers_than_a_header_has_room_for() -> None:
     """The limit is checked when the stack is opened, not when the first chunk is sealed."""
     with pytest.raises(ConfigError, match=f"parts of {PARTS_MAX}"):
