@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -54,7 +53,7 @@ class Rings:
                 links[length:] = memoryview(ends).cast("i")
         else:
             self.next, self.previous = column("i", length + rings), column("i", length + rings)
-            self.next[length:] = self.previous[length:] = array("i", range(-rings, 0))  # ~ring at ~ring
+            self.next[length:] = self.previous[length:] = np.arange(-rings, 0, dtype=np.int32).data  # ~ring at ~ring
         self.length = length
 
     def make_room(self, handles: Sequence[int]) -> bool:

@@ -31,7 +31,7 @@ class RunLog:
         self.size = size
         self.times = memoryview(bytearray(size * array("d").itemsize)).cast("d")
         """Time of the run by place, in seconds."""
-        self.queues = memoryview(bytearray(size * array("H").itemsize)).cast("H")
+        self.queues = column("H", size)
         """Queue of the run by place: ``class * LEVELS + level``."""
         self.alive = column("I", size)
         """Number of the run's chunks by place that are remembered, in the tier or not, and were not seen again."""
