@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import resource
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -11,7 +9,7 @@ import pytest
 
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.prefix_order import PrefixOrder
-from tierkv.structures.columns import GROWTH_NUMBERS, MAPPED_BYTES, Code, column, grown, longer
+from tierkv.structures.columns import GROWTH_NUMBERS, Code, column, grown, longer
 from tierkv.structures.key_table import KeyTable
 from tierkv.structures.ranks import ranks_of
 from tierkv.structures.rings import HANDLES_MIN, Rings
@@ -22,7 +20,7 @@ LARGE = 20 * GROWTH_NUMBERS
 
 
 SIZES = [1 << 15, 1 << 20]
-"""Bytes of a small column, and of one that is mapped."""
+"""Bytes of a small column, and of one that the allocator maps."""
 
 
 @pytest.mark.parametrize("code", ["H", "I", "Q", "i"])
@@ -54,25 +52,6 @@ def test_a_view_that_somebody_keeps_is_no_error(keep: Callable[[memoryview[int]]
     new[0] = 5
     assert 9 in kept
     assert longer(new, 3 * length)[2] == 9
-
-
-def test_a_column_that_becomes_large_keeps_its_numbers() -> None:
-    """It moves once, to pages of its own."""
-    small = column("Q", 10)
-    small[3] = 2**63
-    large = longer(small, MAPPED_BYTES)
-    assert (len(large), large[3], max(large[4:])) == (MAPPED_BYTES, 2**63, 0)
-    large[-1] = 8
-    assert longer(large, MAPPED_BYTES + 1)[MAPPED_BYTES - 1] == 8
-
-
-@pytest.mark.parametrize("make", [lambda: column("I", 1 << 24), lambda: longer(column("I", 8), 1 << 24)])
-def test_a_large_column_takes_no_memory_before_it_is_written(make: Callable[[], memoryview[int]]) -> None:
-    """A policy for a million chunks opens in a step of the engine, when a tenant stores for the first time."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    large = make()
-    assert large[1 << 23] == 0
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < (large.nbytes // mmap.PAGESIZE) // 8
 
 
 def key_table() -> tuple[Callable[[int], object], Callable[[], int]]:

@@ -1,13 +1,11 @@
 """Columns: one number per chunk, in memory that grows in place.
 
 A column whose length is not known from the start grows a little at a time, and whatever is in it stays where it is: the
-pages of a large one move without a copy. So one more chunk costs the same in a tier of a million. A large column takes
-memory as it is written: the kernel gives pages of zeros, so a policy for a million chunks opens at once.
+allocator moves the pages of a large one without a copy. So one more chunk costs the same in a tier of a million.
 """
 
 from __future__ import annotations
 
-import mmap
 from array import array
 from collections.abc import Sequence
 from typing import Literal
@@ -22,49 +20,28 @@ Code = Literal["H", "I", "Q", "i"]
 _CODES: dict[str, Code] = {"H": "H", "I": "I", "Q": "Q", "i": "i"}
 
 
-MAPPED_BYTES = 1 << 17
-"""Size from which a column is mapped: it takes whole pages, and none that was not written."""
-
-
 def column(code: Code, length: int) -> memoryview[int]:
     """Column of zeros. code: "H", "I" or "Q", an unsigned integer of 2, 4 or 8 bytes; "i", a signed one of 4.
 
     It is a memory view, because reading and writing take two thirds of the time of an ``array``.
     """
-    return memoryview(_zeros(length * array(code).itemsize)).cast(code)
+    return memoryview(bytearray(length * array(code).itemsize)).cast(code)
 
 
 def longer(old: memoryview[int], length: int) -> memoryview[int]:
     """Append zeros to a column up to ``length``. Returns its new view; the old one must not be used any more.
 
-    The memory is the same, unless another component keeps a view of it, as a policy may of the pins that it was given,
-    or the column becomes large enough to be mapped.
+    The memory is the same, unless another component keeps a view of it, as a policy may of the pins that it was given.
     """
-    memory, code, size = old.obj, _CODES[old.format], old.itemsize * length
-    if not isinstance(memory, bytearray | mmap.mmap):
+    memory, code, added = old.obj, _CODES[old.format], bytes(old.itemsize * (length - len(old)))
+    if not isinstance(memory, bytearray):
         raise TypeError("this column was not made by column() or longer()")
-    before = len(memory)
     try:
         old.release()
-        if isinstance(memory, mmap.mmap):
-            memory.resize(size)
-        elif size < MAPPED_BYTES:
-            memory += bytes(size - before)
-        else:
-            memory = _moved(memory, size)
-    except (BufferError, SystemError):  # it cannot grow: there is another view, or the system has no mremap()
-        memory = _moved(memory, size)
+        memory += added
+    except BufferError:
+        memory = memory + added  # a copy, since it cannot grow
     return memoryview(memory).cast(code)
-
-
-def _zeros(size: int) -> bytearray | mmap.mmap:
-    return bytearray(size) if size < MAPPED_BYTES else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _moved(memory: bytearray | mmap.mmap, size: int) -> bytearray | mmap.mmap:
-    larger = _zeros(size)
-    larger[: len(memory)] = memory[:]
-    return larger
 
 
 def longer_bytes(old: bytearray, length: int) -> None:
