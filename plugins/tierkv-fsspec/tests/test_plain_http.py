@@ -207,14 +207,9 @@ def test_a_tier_reads_with_signed_urls(s3: S3Server, url: str) -> None:
     backend.close()
 
 
-@pytest.mark.usefixtures("_all_lengths")
-def test_a_refused_signature_costs_a_request_and_no_chunk(
-    s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Credentials may expire between signing and sending, and some proxies do not pass query parameters on."""
-    backend = open_at(url, **OBSTORE, endpoint_url=s3.endpoint)
-    put(backend, {key(1): FRAME})
-    answer, refused = s3._answer, []
+def refuse_signatures(s3: S3Server, patch: pytest.MonkeyPatch) -> list[str]:
+    """Let the server refuse every signed URL. Returns the refused paths; more are added."""
+    answer, refused = s3._answer, list[str]()
 
     def refuse(path: str, environ: dict[str, Any], start_response: Any) -> Any:
         if "X-Amz-Signature" in environ["QUERY_STRING"]:
@@ -223,7 +218,18 @@ def test_a_refused_signature_costs_a_request_and_no_chunk(
             return [b""]
         return answer(path, environ, start_response)
 
-    monkeypatch.setattr(s3, "_answer", refuse)
+    patch.setattr(s3, "_answer", refuse)
+    return refused
+
+
+@pytest.mark.usefixtures("_all_lengths")
+def test_a_refused_signature_costs_a_request_and_no_chunk(
+    s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials may expire between signing and sending, and some proxies do not pass query parameters on."""
+    backend = open_at(url, **OBSTORE, endpoint_url=s3.endpoint)
+    put(backend, {key(1): FRAME})
+    refused = refuse_signatures(s3, monkeypatch)
     assert get(backend, key(1)) == [FRAME]
     assert len(refused) == 1
     backend.close()
@@ -239,17 +245,8 @@ def test_a_server_that_never_answers_plainly_is_not_asked_twice_for_ever(
     monkeypatch.setattr(obstore_store, "PlainReads", partial(PlainReads, clock=clock))
     backend = open_at(url, **OBSTORE, endpoint_url=s3.endpoint)
     put(backend, {key(1): FRAME})
-    answer, refused = s3._answer, []
-
-    def refuse(path: str, environ: dict[str, Any], start_response: Any) -> Any:
-        if "X-Amz-Signature" in environ["QUERY_STRING"]:
-            refused.append(path)
-            start_response("403 Forbidden", [("Content-Length", "0")])
-            return [b""]
-        return answer(path, environ, start_response)
-
     with monkeypatch.context() as patch:
-        patch.setattr(s3, "_answer", refuse)
+        refused = refuse_signatures(s3, patch)
         for expected in (FALLBACKS_MAX, FALLBACKS_MAX + 1):
             assert [get(backend, key(1)) for _ in range(2 * FALLBACKS_MAX)] == [[FRAME]] * 2 * FALLBACKS_MAX
             assert len(refused) == expected
