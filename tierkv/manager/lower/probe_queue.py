@@ -33,7 +33,7 @@ class ProbeQueue:
 
     __slots__ = (
         "_asked", "_concurrency", "_for_writes", "_in_flight", "_in_proportion", "_keys_max", "_keys_min", "_sampled",
-        "_sampled_s", "_seconds", "_waiting", "is_slow", "speed",
+        "_seconds", "_waiting", "is_slow", "speed",
     )  # fmt: skip
 
     def __init__(self, concurrency: int, keys_min: int, keys_max: int, seconds: float) -> None:
@@ -46,7 +46,7 @@ class ProbeQueue:
         self._for_writes: dict[Key, None] = {}  # those of both whose chunks are written if they are not there
         self._in_flight = 0
         self._in_proportion = FIRST_KEYS  # keys that the previous probe would have had, had it taken ``seconds``
-        self._sampled_s, self._sampled = float("-inf"), 0  # time of the latest sample of a slow tier, and its keys
+        self._sampled = 0  # keys of the latest sample of a slow tier
         self.speed = TierSpeed()
         """Speed of one probe, in keys in place of bytes."""
         self.is_slow = False
@@ -77,9 +77,10 @@ class ProbeQueue:
         """Whether one more key may be asked for to measure a slow tier again: as many as it answers in ``seconds``."""
         if self.speed.is_stale(now):
             self.speed.sampled(now)
-            self._sampled_s, self._sampled = now, 0
-        self._sampled += now == self._sampled_s
-        return now == self._sampled_s and self._sampled <= self._concurrency * self._keys_per_probe
+            self._sampled = 0
+        is_sampling = now == self.speed.sampled_s
+        self._sampled += is_sampling
+        return is_sampling and self._sampled <= self._concurrency * self._keys_per_probe
 
     def put(self, key: Key) -> None:
         """Ask for a key, whose chunk is to be written if the tier does not have it."""
@@ -100,7 +101,6 @@ class ProbeQueue:
     def measure_anew(self) -> None:
         """Forget the speed: the tier has returned to service, and what it took to answer before says nothing now."""
         self.speed, self._in_proportion = TierSpeed(), FIRST_KEYS
-        self._sampled_s = float("-inf")
 
     def became_slow(self) -> None:
         """Let requests wait for no key any more. What is to be written is still asked for."""

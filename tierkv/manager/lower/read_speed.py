@@ -61,8 +61,8 @@ class TierSpeed:
     """Speed of reads from one tier. ``latency_s`` and ``s_per_byte`` are the model, None until the first reading."""
 
     __slots__ = (
-        "_asked_at_s", "_is_recovering", "_noted", "_pause_s", "_promised_bytes", "_readings", "_sampled_s",
-        "ended_bytes", "has_missed", "latency_s", "s_per_byte",
+        "_asked_at_s", "_is_recovering", "_noted", "_pause_s", "_promised_bytes", "_readings", "ended_bytes",
+        "has_missed", "latency_s", "s_per_byte", "sampled_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -76,7 +76,9 @@ class TierSpeed:
         self.has_missed = False
         """Whether a read has missed its deadline. It may never end, so no request is kept waiting behind it."""
         self._noted = (0.0, 0.0)  # the model when it last became another one
-        self._sampled_s, self._pause_s = float("-inf"), REMEASURE_S_MIN  # the latest sample, and the pause behind it
+        self.sampled_s = float("-inf")
+        """Time of the latest sample."""
+        self._pause_s = REMEASURE_S_MIN  # behind it
         self._is_recovering = False  # the latest read was much faster than expected
 
     def promised(self, num_bytes: int, magnitude: int, now: float) -> None:
@@ -94,7 +96,7 @@ class TierSpeed:
         if not self._is_recovering:
             self._pause_s = min(2 * self._pause(now), REMEASURE_S)
         self._is_recovering = False
-        self._asked_at_s = self._sampled_s = now
+        self._asked_at_s = self.sampled_s = now
 
     def measured(self, num_bytes: int, elapsed_s: float, *, is_late: bool = False) -> bool:
         """Update the model by a read that took ``elapsed_s``.
@@ -159,4 +161,4 @@ class TierSpeed:
 
     def _pause(self, now: float) -> float:
         """Seconds between two samples."""
-        return REMEASURE_S_MIN if now - self._sampled_s >= CALM_S else self._pause_s
+        return REMEASURE_S_MIN if now - self.sampled_s >= CALM_S else self._pause_s
