@@ -9,7 +9,7 @@ from core_parts import Core, TierSpec, disk, make_core, objects
 from group_parts import window
 from staged_bed import StagedBed, prefix
 
-from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S_MIN
+from tierkv.manager.lower.read_speed import READINGS_MIN
 from tierkv.scheduler.lookup.prefill_rate import PREFILL_TOKENS_MIN, SAMPLES_MIN
 from tierkv.types.engine import GroupSpec
 from tierkv.types.tier_ops import Verb
@@ -50,11 +50,11 @@ def test_a_slow_tier_is_left_out(tier: TierSpec) -> None:
 
 
 def test_a_slow_tier_is_measured_again_and_serves_when_it_is_fast() -> None:
-    """It is read a chunk at a time, by requests that are not kept waiting. Soon it counts as fast."""
+    """It is read a chunk at a time, by requests that are not kept waiting. Within three seconds it counts as fast."""
     bed = bed_of(disk(), chunk_s=SLOW_S)
     read = 0
     for number in range(12):
-        bed.begin(REMEASURE_S_MIN / 4)
+        bed.begin(0.25)
         bed.ask(f"r{number}", prefix(CHUNKS)[number:])
         bed.end()
         ops = bed.core.manager.take_ops()
