@@ -75,10 +75,7 @@ def main() -> int:
     """Run the named benchmarks. Rows are printed as soon as their benchmark has ended."""
     parser = _parser()
     arguments = parser.parse_args()
-    if arguments.model is not None and not (arguments.model / "config.json").is_file():
-        parser.error(f"--model {arguments.model}: there is no config.json in it; give a folder that transformers saved")
-    if arguments.html is not None and not arguments.html.parent.is_dir():
-        parser.error(f"--html {arguments.html}: its folder does not exist; create it first")
+    _check_paths(parser, arguments)
     if arguments.record is not None:
         if arguments.quick:
             parser.error("--record with --quick: the figures of a quick run mean nothing; leave one of them out")
@@ -134,6 +131,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, as transformers saves it")
     return parser
+
+
+def _check_paths(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse what would end a run in its middle."""
+    if arguments.model is not None and not (arguments.model / "config.json").is_file():
+        parser.error(f"--model {arguments.model}: there is no config.json in it; give a folder that transformers saved")
+    if arguments.html is not None and not arguments.html.parent.is_dir():
+        parser.error(f"--html {arguments.html}: its folder does not exist; create it first")
+    if not arguments.dir.is_dir():
+        parser.error(f"--dir {arguments.dir}: there is no such folder; create it first")
+    if arguments.trace is not None and not arguments.trace.is_file():
+        parser.error(f"--trace {arguments.trace}: there is no such file; give JSON lines, one per request")
 
 
 def _factor(text: str) -> float:

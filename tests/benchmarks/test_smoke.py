@@ -125,3 +125,12 @@ def test_a_folder_without_a_model_is_refused(root: Path, tmp_path: Path) -> None
     assert done.returncode == 2
     assert f"--model {tmp_path}: there is no config.json" in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.parametrize("option", ["--dir", "--trace", "--html"])
+def test_a_missing_path_is_refused_first(root: Path, tmp_path: Path, option: str) -> None:
+    """Not when the first benchmark needs it, perhaps after an hour."""
+    done = benchmark(root, "lookup", "--quick", option, str(tmp_path / "none" / "page.html"))
+    assert done.returncode == 2
+    assert f"error: {option} {tmp_path}" in done.stderr
+    assert not done.stdout

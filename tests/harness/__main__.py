@@ -111,10 +111,20 @@ def _exhaust_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _directory(text: str) -> Path:
+    """Directory of that name, made if there is none."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot hold files: {exc.strerror}") from exc
+    return path
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="first seed (%(default)s)")
     parser.add_argument("--json", action="store_true", help="totals as JSON on stdout")
-    parser.add_argument("--place", type=Path, help="directory for all files; left out: a temporary one")
+    parser.add_argument("--place", type=_directory, help="directory for all files; left out: a temporary one")
 
 
 def exhaust(arguments: Sequence[str]) -> int:

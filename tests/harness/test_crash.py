@@ -57,6 +57,17 @@ def test_an_oracle_finds(name: str, finding: str) -> None:
     assert re.search(finding, done.stdout)
 
 
+def test_the_place_is_made(tmp_path: Path) -> None:
+    """A path that cannot be one is refused by its name."""
+    (tmp_path / "file").write_bytes(b"")
+    done = run_program("harness", "crash", "--place", str(tmp_path / "file" / "below"))
+    assert (done.returncode, "below' cannot hold files" in done.stderr) == (2, True)
+    done = run_program(
+        "harness", "crash", "--backend", "disk", "--mode", "upkeep", "--count", "1", "--place", str(tmp_path / "new")
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
 def test_help_names_every_mode() -> None:
     """The help is the manual of the session."""
     done = run_program("harness", "crash", "--help")
