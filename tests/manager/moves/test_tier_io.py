@@ -272,19 +272,21 @@ def test_the_place_itself_is_full() -> None:
 
 
 def test_a_full_place_is_evicted_from_in_time() -> None:
-    """After one refusal the tier knows its room: the next chunk waits for a deletion, and is not refused again."""
+    """After two refusals the tier knows its room: the next chunk waits for a deletion, and is not refused again."""
     core = make_core(tiers=[disk()])
-    core.keep_below(run(0, 9))
-    core.put(run(20, 1))
-    core.finish(only(core, Verb.WRITE), OutcomeKind.NO_SPACE)
-    core.finish(only(core, Verb.DELETE))
+    core.keep_below(run(0, 10))
+    for number, now in ((20, 0.0), (21, 1.0)):
+        core.begin(now)
+        core.put(run(number, 1))
+        core.finish(only(core, Verb.WRITE), OutcomeKind.NO_SPACE)
+        core.finish(only(core, Verb.DELETE))
     assert core.lower[0].residency.capacity_bytes == 9 * FRAME_BYTES
     core.put(run(30, 4))
     while ops := core.manager.take_ops():
         for op in ops:
             core.finish(op)
             assert core.lower[0].residency.used_bytes <= 9 * FRAME_BYTES
-    assert core.counters.writes_failed == {"disk": 1}
+    assert core.counters.writes_failed == {"disk": 2}
     assert all(core.lower[0].presence(key, 0.0) is LookupResult.HIT for key in run(30, 4))
     core.manager.validate()
 

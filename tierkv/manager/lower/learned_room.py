@@ -1,8 +1,9 @@
 """Room of a tier whose backend reports that it is full below the tier's capacity, such as on a disk that is too small.
 
-The bytes stored at that moment become the tier's room, so that chunks are evicted in time, instead of one per refused
-write. Room is won back in steps: if the backend takes more, the next step follows at once and is twice as long. After a
-refusal it is the shortest.
+A refusal that stays alone is a fault that has passed, and costs one eviction. After a second one, the bytes stored at
+that moment become the tier's room, so that chunks are evicted in time, instead of one per refused write. Room is won
+back in steps: if the backend takes more, the next step follows at once and is twice as long. After a refusal it is the
+shortest.
 
 A refusal may have a cause that no eviction removes, such as a file system that copies on write and is full of the files
 of others. So evictions that make no room end after some frames, and go on after a while.
@@ -13,7 +14,8 @@ from __future__ import annotations
 import math
 
 RETRY_S = 10.0
-"""Seconds after a refusal until the next step, and after a step that no write has used."""
+"""Seconds after a refusal until the next step, and after a step that no write has used. A refusal that no other one
+follows in this time stays alone."""
 USED_RETRY_S = 1.0
 """Seconds after a step until the next one, if the backend holds more than before the step."""
 STEP_FRAMES = 8
@@ -34,6 +36,7 @@ class LearnedRoom:
         """Bytes that the tier may hold at present; None: no bound."""
         self._capacity_bytes = capacity_bytes
         self._step_bytes = 0
+        self._first_s = -math.inf  # of a refusal that may stay alone
         self._since_s = 0.0  # of the latest refusal or step
         self._held_bytes = math.inf  # room before the latest step
         self._full_bytes = -1
@@ -53,6 +56,10 @@ class LearnedRoom:
         if used_bytes > self._full_bytes or now >= self._full_until_s:
             self._full_bytes, self._full_until_s = used_bytes, now + RETRY_S
         kept = self._full_bytes - EVICTED_FRAMES_MAX * frame_bytes
+        if now >= self._first_s + RETRY_S:
+            self._first_s = now
+        if self.bytes == self._capacity_bytes and now == self._first_s:  # one fault fails all frames of an operation
+            return used_bytes > kept
         known = max(used_bytes, kept)
         self._step_bytes = STEP_FRAMES * frame_bytes
         room = max(known if self.bytes is None else min(self.bytes, known), self._step_bytes)
