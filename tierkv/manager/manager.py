@@ -253,10 +253,8 @@ class OffloadManager:
         Returns None if there is no room for all of them: then nothing has changed (S18).
         """
         host, offered = self._host, dict(keys)
-        missing = host.slots.missing(offered)
-        present: list[int] = []
-        if len(missing) < len(offered):  # chunks of this store must not be evicted to make room for others of it
-            present = [slot for slot in map(host.slots.find, offered) if slot is not None]
+        missing, present = host.split_offered(offered)
+        if present:  # chunks of this store must not be evicted to make room for others of it
             host.cancel_demotions(present)
             host.pin_to_write(present)  # no use: continue_prefix() has moved them
         chosen = self._admissions.choose(missing, offered, ctx, self.step.now)

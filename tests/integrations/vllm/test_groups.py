@@ -46,14 +46,19 @@ def test_all_groups_come_back(engine: EngineProcess, plain_tokens: PlainTokens) 
 
 
 def test_bytes_that_changed_at_rest_are_refused_in_every_group(engine: EngineProcess, disk: Path) -> None:
-    """With groups a load fails as a whole; the request is computed from where it can be, and its tokens are right."""
+    """With groups a load fails as a whole; the request is computed from where it can be, and its tokens are right.
+
+    What it computes is stored at once, also the chunks that a tier was still being read for: the next one loads all.
+    """
     asked = prompts("damaged groups", 2)
     first = engine.call("vllm_scenarios:serve", prompts=asked)
     engine.call("vllm_scenarios:forget_host")
     assert flip_bytes(disk)
     second = engine.call("vllm_scenarios:serve", prompts=asked)
     assert engine.call("vllm_scenarios:counters")["chunks_corrupt"].get("disk", 0) > 0
-    assert tokens_of(second) == tokens_of(first)
+    third = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(third) == [CACHED] * 2
+    assert tokens_of(third) == tokens_of(second) == tokens_of(first)
 
 
 def test_a_chunk_that_a_window_left_in_part_is_not_loaded(

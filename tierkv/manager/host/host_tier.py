@@ -190,18 +190,36 @@ class HostTier:
 
     # -- admission and filling ---------------------------------------------------------------------------------------
 
+    def split_offered(self, keys: Collection[Key]) -> tuple[list[Key], list[int]]:
+        """Return those of ``keys`` that a store can add, in order, and the slots of the others.
+
+        A chunk that a tier is read for can be stored once nothing waits for the read: it may fail, or never begin.
+        """
+        table, missing = self.slots, self.slots.missing(keys)
+        if len(missing) == len(keys):
+            return missing, []
+        present = [slot for slot in map(table.find, keys) if slot is not None]
+        given_up = {slot for slot in table.fills.read_among(present) if not self.waiters.has_any((slot,))}
+        if given_up:
+            present = [slot for slot in present if slot not in given_up]
+            missing = [key for key in keys if (slot := table.find(key)) is None or slot in given_up]
+        return missing, present
+
     def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST, ranks: Sequence[int] = ()) -> list[int]:
         """Give each key a slot, pinned once by the caller, to be filled.
 
-        The caller has made room before, and checked that no key is visible. ranks: one per chunk; empty: unknown.
+        The caller has made room before, and checked that no key is visible, unless :meth:`split_offered` returned it:
+        then the read is dropped, and its slot is free at its end. ranks: one per chunk; empty: unknown.
 
         Raises:
             InvariantError: there are fewer free slots.
         """
         if len(keys) > self._free.left:
             raise InvariantError(f"admit() was called for {len(keys)} chunks, without room")
-        slots = self._free.take(len(keys))
         table = self.slots
+        if table.fills.num_reading and (given_up := [slot for slot in map(table.find, keys) if slot is not None]):
+            self.drop(given_up)
+        slots = self._free.take(len(keys))
         # One number for the whole batch differs from those of all previous owners of these slots.
         table.newest_generation = (table.newest_generation + 1) % GENERATIONS
         table.new_generations += 1

@@ -14,9 +14,9 @@ from itertools import chain, compress
 
 from tierkv.errors import require
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.host.chunk_state import ChunkEvent
+from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier
-from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.lower_room import LowerRoom
 from tierkv.manager.moves.tier_reads import TierReads
@@ -42,9 +42,13 @@ _PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
 """Outcomes of a write after which the tier may still contain the frame."""
 _ANSWERS = (OutcomeKind.OK, OutcomeKind.ABSENT)
 """Outcomes that show that a tier answers."""
+_LOST = (OutcomeKind.ABSENT, OutcomeKind.CORRUPT)
+"""Outcomes of a read after which the tier has no good frame."""
 _GONE = (OutcomeKind.OK, OutcomeKind.ABSENT)
 """Outcomes of a deletion after which the tier does not contain the frame."""
 _CHANGES = (Verb.WRITE, Verb.DELETE)
+_WHEN_STORED = (WritePolicy.THROUGH, WritePolicy.ON_REUSE)
+"""Tiers that get chunks from the host tier before an eviction."""
 
 
 @dataclass(slots=True)
@@ -253,6 +257,7 @@ class InFlightOps:
             failed = [slot for _, slot, _ in bad]
             for key, _, outcome in bad:
                 self._read_failed(tier, key, outcome)
+            self._write_again(tier, [key for key, _, outcome in bad if outcome.kind in _LOST])
         if arrived and not tier.capabilities.authoritative_index:
             for key, _, outcome in reads:
                 if outcome.kind is well:
@@ -279,6 +284,13 @@ class InFlightOps:
         elif outcome.kind is not OutcomeKind.UNWANTED:
             self._counters.reads_failed[tier.name] += 1
             tier.mark_absent(key, self._step.now, briefly=outcome.kind is OutcomeKind.FAILED)
+
+    def _write_again(self, tier: LowerTier, keys: Sequence[Key]) -> None:
+        """Queue lost chunks that a request has stored while they were being read. The tier counted as having them."""
+        found = [(slot, key) for key in keys if (slot := self._host.slots.find(key)) is not None]
+        stored = [chunk for chunk in found if self._host.slots.state(chunk[0]) is ChunkState.READY]
+        if tier.limits.write in _WHEN_STORED:
+            self._cascades.queue(tier, stored, self._step.now)
 
     def _write_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         keys, slots, written, well = pending.op.keys, pending.slots, pending.op.ranks, OutcomeKind.OK
