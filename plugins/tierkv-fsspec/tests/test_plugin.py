@@ -214,6 +214,14 @@ def test_messages_are_short() -> None:
     assert len(hide_secrets("x\n" * 5000)) < 300
 
 
+def test_only_the_ends_of_a_long_error_page_are_read() -> None:
+    """The search of a page of 100 MB for codes and credentials kept every other thread waiting for seconds."""
+    middle = f"{'x' * 10**6}<Code>NoSuchKey</Code>{'x' * 10**6}"
+    failure = Failure.of(OSError(f"status code: 500: {middle}\n\nDebug source: InvalidCertificate(Expired)"))
+    assert (failure.kind, failure.detail) == (FailureKind.UNTRUSTED, "Expired")
+    assert Failure.of(OSError(f"status code: 500: {middle}")).kind is FailureKind.BUSY
+
+
 def test_an_error_is_not_classified_by_the_one_before_it() -> None:
     """A directory that cannot be made at present, after its file was not found, once read "no such bucket"."""
     error = OSError(11, "Resource temporarily unavailable")

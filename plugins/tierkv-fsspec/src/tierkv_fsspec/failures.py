@@ -19,6 +19,9 @@ from tierkv.errors import (
 from tierkv.types.keys import Key
 
 TEXT_CHARS_MAX = 200
+END_CHARS_MAX = 16 << 10
+"""Characters that are read at each end of an exception's text. A library may put a whole error page into it, twice; a
+search over all of that would keep every other thread waiting."""
 
 
 class FailureKind(Enum):
@@ -200,13 +203,16 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Classify an exception by itself and by its causes."""
         chain = list(_chain(error))
-        text = " ".join(str(link) for link in chain)
-        status = next((_status(link) for link in chain if _status(link)), None)
-        code = next((found for link in chain if (found := _code(link))), "")
+        texts = [_text(link) for link in chain]
+        text = " ".join(texts)
+        status = next((found for link in zip(chain, texts, strict=True) if (found := _status(*link))), None)
+        code = next((found for link in zip(chain, texts, strict=True) if (found := _code(*link))), "")
         if refused := _CERTIFICATE.search(text):  # the libraries say it last in a long text
             return cls(FailureKind.UNTRUSTED, (refused[1] or refused[2]).removesuffix("Context").strip(" .,"))
         kind = _CODES.get(code) or _kind_of_chain(chain, text) or _kind_of_status(status, code) or FailureKind.OTHER
-        return cls(kind, _detail(error, text, status, code))
+        if status or code:
+            return cls(kind, _answer(texts[0], text, status, code))
+        return cls(kind, f"{type(error).__name__}: {hide_secrets(texts[0])}")
 
     def to_error(self, what: str, *, tier: str, key: Key | None = None) -> TierKVError:
         """Build the tierkv error. ``what`` names the object and the attempted action."""
@@ -233,19 +239,24 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _status(error: BaseException) -> int | None:
+def _text(error: BaseException) -> str:
+    text = str(error)
+    return text if len(text) <= 2 * END_CHARS_MAX else f"{text[:END_CHARS_MAX]} ... {text[-END_CHARS_MAX:]}"
+
+
+def _status(error: BaseException, text: str) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-    found = _STATUS.search(str(error))
+    found = _STATUS.search(text)
     return int(found[1]) if found else None
 
 
-def _code(error: BaseException) -> str:
+def _code(error: BaseException, text: str) -> str:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return str(response.get("Error", {}).get("Code", ""))
-    found = _CODE.search(str(error))
+    found = _CODE.search(text)
     return found[1] if found else ""
 
 
@@ -270,13 +281,12 @@ def _kind_of_status(status: int | None, code: str) -> FailureKind | None:
     return _STATUSES.get(status) or (FailureKind.BUSY if status >= 500 else None)  # noqa: PLR2004  a server error
 
 
-def _detail(error: BaseException, text: str, status: int | None, code: str) -> str:
+def _answer(own: str, text: str, status: int | None, code: str) -> str:
+    """Describe an answer of a server. own: text of the exception itself; text: with those of its causes."""
     said = _MESSAGE.search(text)
-    if status or code:
-        message = said[1] if said else ("" if "<?xml" in str(error) or "\n" in str(error) else str(error))
-        parts = [f"HTTP {status}" if status else "", code, hide_secrets(message)]
-        return " ".join(part for part in parts if part)
-    return f"{type(error).__name__}: {hide_secrets(str(error))}"
+    message = said[1] if said else ("" if "<?xml" in own or "\n" in own else own)
+    parts = [f"HTTP {status}" if status else "", code, hide_secrets(message)]
+    return " ".join(part for part in parts if part)
 
 
 def hide_secrets(text: str) -> str:

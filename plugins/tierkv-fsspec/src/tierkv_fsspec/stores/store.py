@@ -29,6 +29,13 @@ class TooLongError(Exception):
         super().__init__(f"object of {size} bytes does not fit the buffer of {room}")
 
 
+class FailedAnswerError(Exception):
+    """A server answered with an error that needs no second look."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status code: {status}")
+
+
 class ListedObject(NamedTuple):
     """One object of a listing."""
 
