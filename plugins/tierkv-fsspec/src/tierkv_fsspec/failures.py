@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
+from itertools import starmap
 
 from tierkv.errors import (
     BackendError,
@@ -205,8 +206,9 @@ class Failure:
         chain = list(_chain(error))
         texts = [_text(link) for link in chain]
         text = " ".join(texts)
-        status = next((found for link in zip(chain, texts, strict=True) if (found := _status(*link))), None)
-        code = next((found for link in zip(chain, texts, strict=True) if (found := _code(*link))), "")
+        links = list(zip(chain, texts, strict=True))
+        status = next(filter(None, starmap(_status, links)), None)
+        code = next(filter(None, starmap(_code, links)), "")
         if refused := _CERTIFICATE.search(text):  # the libraries say it last in a long text
             return cls(FailureKind.UNTRUSTED, (refused[1] or refused[2]).removesuffix("Context").strip(" .,"))
         kind = _CODES.get(code) or _kind_of_chain(chain, text) or _kind_of_status(status, code) or FailureKind.OTHER
