@@ -232,10 +232,10 @@ def test_a_failed_load_drops_the_chunk() -> None:
     core = make_core(slots=1)
     put(core, 1)
     first, second = core.manager.prepare_load([key(1)], WHO), core.manager.prepare_load([key(1)], WHO)
-    core.manager.complete_load(first.slots, frozenset({key(1)}))
+    core.manager.complete_load(first.slots, first.slots)
     assert core.manager.lookup(key(1), WHO) is LookupResult.MISS
     assert offer(core, 2) is None, "the second load still reads the slot"
-    core.manager.complete_load(second.slots, frozenset({key(1)}))
+    core.manager.complete_load(second.slots, second.slots)
     assert core.counters.chunks_corrupt == {"host": 1}
     assert core.counters.chunks_loaded == 0
     assert room_for(core, 2).keys == (key(2),)

@@ -194,7 +194,7 @@ def test_a_policy_that_raises(verb: str, fault: Callable[..., Sequence[int]]) ->
     store(manager, run(1, 2))
     manager.touch(run(0, 3))
     load = manager.prepare_load(run(0, 2), WHO)
-    manager.complete_load(load.slots, frozenset(run(1, 1)))
+    manager.complete_load(load.slots, load.slots[1:])
     store(manager, run(10, 3))
     assert manager.counters.policies_failed == {HOST: 1}
     manager.reset_cache()

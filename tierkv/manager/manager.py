@@ -29,7 +29,7 @@ from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.observation import RequestObservation
 from tierkv.types.tier_ops import TierOp, TierReport
-from tierkv.types.transfers import VOID_SLOT, SlotRef
+from tierkv.types.transfers import SlotRef
 
 PREFIX_BLOCK_KEYS = 32
 """Keys of the first block of a prefix that is looked up. Each further block is twice as long."""
@@ -89,7 +89,7 @@ class OffloadManager:
         self.passages.begin_step()
         if self._touches.num_waiting:
             self._touches.begin_step()
-        self._host.dropping.free_some(self._freeing)
+        self._drop_some()
         self._tier_io.sweep()
 
     def set_time(self, now: float) -> None:
@@ -227,19 +227,19 @@ class OffloadManager:
         self._tier_io.used(slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.slots.refs(slots), tuple(sources))
 
-    def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
-        """End a load. Chunks in ``failed``, whose verification failed on the way to the GPU, are dropped."""
-        leases, host, bad = [*slots][::-1], self._host, list[int]()  # tail first: the head stays longest (S54)
-        if failed:
-            leases = [lease for lease in leases if lease != VOID_SLOT]
-            leased = host.slots.leased(leases)
-            bad = [slot for slot, key in zip(leased, host.slots.keys_of(leased), strict=True) if key in failed]
-            if dropped := host.drop(bad[::-1]):
-                self.counters.chunks_corrupt[HOST] += len(dropped)
-                self._events.extend(CacheEventKind.REMOVED, HOST, dropped)
-                self.step.version += 1
-        self.counters.chunks_loaded += len(leases) - len(bad)
-        self.passages.copied(leases)
+    def complete_load(self, slots: Sequence[SlotRef], damaged: Sequence[SlotRef] = ()) -> None:
+        """End a load, and drop its ``damaged`` chunks, whose check failed, in order: of many, some in later steps."""
+        self.counters.chunks_loaded += len(slots) - len(damaged)
+        if damaged:
+            self._host.dropping.drop_later([*damaged][::-1])
+            self._drop_some()
+        self.passages.copied([*slots][::-1])  # tail first: the head stays longest (S54)
+
+    def _drop_some(self) -> None:
+        if dropped := self._host.dropping.drop_some(self._freeing):
+            self.counters.chunks_corrupt[HOST] += len(dropped)
+            self._events.extend(CacheEventKind.REMOVED, HOST, dropped)
+            self.step.version += 1
 
     def read_ahead(self, keys: Sequence[Key], count: int, ctx: RequestContext) -> dict[Key, str]:
         """Start to read up to ``count`` of ``keys`` that are in lower tiers only; see :meth:`TierIO.read_ahead`."""

@@ -397,7 +397,7 @@ def test_stale_chunks_are_dropped_within_the_budget() -> None:
     host.reset()
     for step in range(1, 5):
         budget.begin_step()
-        host.dropping.free_some(share)
+        host.dropping.drop_some(share)
         assert host.free == SLOTS_PER_KEY * 16 * step
         host.validate()
 
@@ -411,7 +411,7 @@ def test_the_keys_of_before_a_reset_are_freed_in_slices() -> None:
     host.reset()
     left = [sum(map(shards_len, host.slots._old_tables))]
     while left[-1]:
-        host.dropping.free_some(share)
+        host.dropping.drop_some(share)
         left.append(sum(map(shards_len, host.slots._old_tables)))
     assert left == [3 * keys, 2 * keys, keys, 0]
 

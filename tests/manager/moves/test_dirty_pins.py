@@ -287,7 +287,7 @@ def test_a_pinned_chunk_is_found_damaged() -> None:
     """A dropped chunk is invisible at once; its slot is freed with its turn in the queue, or when slots are short."""
     core, _ = waiting_core()
     grant = core.manager.prepare_load(run(3, 1), WHO)
-    core.manager.complete_load(grant.slots, failed=frozenset(run(3, 1)))
+    core.manager.complete_load(grant.slots, damaged=grant.slots)
     core.manager.validate()
     assert not core.ready().intersection(run(3, 1))
     put(core, run(100, SLOTS - 1))

@@ -318,7 +318,7 @@ def test_a_victim_that_is_damaged_and_stored_anew_while_the_tier_is_asked(answer
     damaged = [probe.keys[0]]
     core.manager.passages.reserve(WHO.request_id, tuple(damaged), WHO.hints)
     grant = core.manager.prepare_load(damaged, WHO)
-    core.manager.complete_load(grant.slots, frozenset(damaged))
+    core.manager.complete_load(grant.slots, grant.slots)
     put(core, damaged)
     held = core.manager._tier_io._demotions._asked[0]
     for i in range(2 * SLOTS):
@@ -367,7 +367,7 @@ def test_a_chunk_that_turns_out_bad_while_it_leaves() -> None:
     write = only(core, Verb.WRITE)
     core.manager.passages.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     grant = core.manager.prepare_load(run(0, 1), WHO)
-    core.manager.complete_load(grant.slots, frozenset(run(0, 1)))
+    core.manager.complete_load(grant.slots, grant.slots)
     core.manager.validate()
     core.finish(write)
     core.manager.validate()

@@ -61,3 +61,55 @@ def test_the_end_of_a_load_releases_a_part_of_its_chunks_in_each_step(monkeypatc
     assert steps > 1
     assert account.total == 0
     core.manager.validate()
+
+
+def test_a_failed_load_drops_a_part_of_its_chunks_in_each_step() -> None:
+    """A damaged prompt of any length fails in one report, so this call must not drop all of its chunks.
+
+    The head goes first: without it no prefix is found that has the others.
+    """
+    keys = tuple(Key(make_key(b"chunk %d" % i, 0)) for i in range(CHUNKS))
+    core = make_core(slots=CHUNKS, step_keys=STEP_KEYS)
+    for first in range(0, CHUNKS, 8):
+        core.put(keys[first : first + 8])
+        core.begin()
+    who = RequestContext("a")
+    grant = core.manager.prepare_load(keys, who)
+    core.begin()
+    core.manager.complete_load(grant.slots, grant.slots[1:])
+    assert core.manager.present_prefix(keys, 0, CHUNKS, who) == 1
+    steps, left = 0, CHUNKS
+    while left > 1:
+        assert 0 < left - len(core.ready()) <= STEP_KEYS * SLOTS_PER_KEY
+        left = len(core.ready())
+        assert core.ready() == {keys[0], *keys[CHUNKS - left + 1 :]}
+        assert core.host.dropping.is_idle == (left == 1), "as long as chunks are left, a step must follow"
+        core.manager.validate()
+        core.begin()
+        steps += 1
+    assert steps > 1
+    assert (core.counters.chunks_loaded, core.counters.chunks_corrupt) == (1, {"host": CHUNKS - 1})
+    while core.host.room < CHUNKS:
+        core.begin()
+    assert core.host.free == CHUNKS - 1
+    core.manager.validate()
+
+
+def test_a_damaged_chunk_that_was_evicted_meanwhile_is_not_dropped_from_its_successor() -> None:
+    """Its slot may have another owner when its turn comes, which is whole."""
+    keys = tuple(Key(make_key(b"chunk %d" % i, 0)) for i in range(CHUNKS))
+    core = make_core(slots=CHUNKS, step_keys=STEP_KEYS)
+    for first in range(0, CHUNKS, 8):
+        core.put(keys[first : first + 8])
+        core.begin()
+    grant = core.manager.prepare_load(keys, RequestContext("a"))
+    core.begin()
+    core.manager.complete_load(grant.slots, grant.slots)
+    core.begin()
+    others = tuple(Key(make_key(b"other %d" % i, 0)) for i in range(core.host.room))
+    assert core.host.free < len(others), "some damaged chunks were released, and not dropped yet"
+    core.put(others)
+    while not core.host.dropping.is_idle:
+        core.begin()
+    assert core.ready() == set(others)
+    core.manager.validate()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from calls import calls_of
 from core_blocks import blocks
@@ -308,6 +310,22 @@ def test_stores_that_end_together_are_taken_in_together() -> None:
         assert core.ready() == {key for job in jobs for key in job.keys}
         assert not core.scheduler.has_transfers
     assert counts[1] < 4 * counts[0]
+
+
+def test_the_report_of_an_ended_store_makes_two_calls() -> None:
+    """Ten thousand stores may be reported at once. Each is only noted; later steps take its chunks in."""
+    counts = []
+    for stores in (1, 9):
+        core = make_core(slots=64)
+        jobs: list[int] = []
+        for number in range(stores):
+            request = core.arrive(range(100 * number, 100 * number + 8), f"store {number}")
+            ids = [[2 * number + 1, 2 * number + 2]]
+            jobs += [job.job_id for job in core.schedule(request, computed=0, scheduled=8, ids=ids).stores]
+        output = WorkerOutput(dict.fromkeys(jobs, 1))
+        counts.append(calls_of(partial(core.scheduler.update_connector_output, output, holds_stores=True)))
+    assert len(jobs) == 9
+    assert counts[1] - counts[0] <= 2 * 8
 
 
 def test_a_failed_chunk_takes_no_other_store_with_it() -> None:

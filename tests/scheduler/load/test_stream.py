@@ -482,7 +482,7 @@ def test_a_void_chunk_touches_no_slot() -> None:
     core = make_core(slots=2)
     core.put([Key(b"one" + bytes(6)), Key(b"two" + bytes(6))])
     assert core.host.slots.leased([VOID_SLOT]) == []
-    core.manager.complete_load([VOID_SLOT], frozenset(core.ready()))
+    core.manager.complete_load([VOID_SLOT], [VOID_SLOT])
     core.manager.validate()
     assert len(core.ready()) == 2
 

@@ -252,7 +252,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
         self._host.unpin([ref.slot for ref in grant.slots])
         return grant
 
-    def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
+    def complete(self: OffloadManager, slots: Any, damaged: Any = ()) -> None:
         self.step.version += 1
 
     patch.setattr(OffloadManager, "prepare_load", loose)

@@ -7,8 +7,8 @@ owners'. A *lease* is a slot and a generation, as given to workers and dispatch.
 Flow: ``evict_for`` makes room, ``admit`` gives slots to keys, I/O fills them, ``filled`` or ``failed`` ends it. A READY
 chunk without pins is evictable; the policy chooses victims. A *demoting* chunk is evicted when its write to a lower
 tier has ended. ``drop`` makes a chunk invisible at once, and its slot free when the last pin ends. ``reset`` makes all
-chunks *stale*: invisible by the age of its generation, at one cost however many there are. ``free_some`` drops stale
-chunks in each step, within a share of the step's budget.
+chunks *stale*: invisible by the age of its generation, at one cost however many there are. ``drop_some`` drops these
+and damaged chunks in each step, within a share of the step's budget.
 
 Parts: :mod:`chunk_state` is the table of states, :mod:`slot_table` has the columns by slot and answers questions,
 :mod:`host_tier` changes them, with :mod:`dropping` for what is not evicted. :mod:`waiters` notifies, :mod:`checks`

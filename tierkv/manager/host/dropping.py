@@ -1,7 +1,8 @@
-"""Removal of chunks from the host tier other than by eviction: drops, and resets, whose chunks are dropped later."""
+"""Removal of chunks from the host tier other than by eviction: drops, of which many are made in later steps."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from tierkv.manager.host.chunk_state import CODES, ChunkEvent, ChunkState
@@ -12,6 +13,7 @@ from tierkv.policies.eviction_list import EvictionList
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
+from tierkv.types.transfers import SlotRef
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 
@@ -37,6 +39,12 @@ class ChunkDropping:
         self._free = free
         self._listed = listed
         self._waiters = waiters
+        self._damaged: deque[list[SlotRef]] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no chunk waits to be dropped."""
+        return not (self._damaged or self._slots.unswept)
 
     def drop(self, slots: Sequence[int]) -> Sequence[Key]:
         """Make visible chunks invisible now; each slot is free once it has no pins. Returns their keys."""
@@ -49,6 +57,32 @@ class ChunkDropping:
         for key in keys:
             del table.shards[key[SHARD_BYTE]][key]
         self._doom(visible)
+        return keys
+
+    def drop_later(self, damaged: list[SlotRef]) -> None:
+        """Have :meth:`drop_some` drop these chunks, the last one first, if their slots still have them."""
+        if damaged:
+            self._damaged.append(damaged)
+
+    def drop_some(self, share: BudgetShare) -> list[Key]:
+        """Drop damaged and stale chunks, as many as a part of the step's budget allows.
+
+        Returns:
+            Keys of those that were visible.
+        """
+        table, keys = self._slots, list[Key]()
+        while self._damaged:
+            leases = self._damaged[0]
+            count = SLOTS_PER_KEY * share.take(cdiv(len(leases), SLOTS_PER_KEY))
+            if not count:
+                break
+            keys += self.drop(table.leased(leases[: -count - 1 : -1]))
+            del leases[-count:]
+            if not leases:
+                self._damaged.popleft()
+        if table.unswept:
+            self.sweep(SLOTS_PER_KEY * share.take(cdiv(table.unswept, SLOTS_PER_KEY)))
+        table.free_old_keys()
         return keys
 
     def _doom(self, slots: Sequence[int]) -> None:
@@ -85,13 +119,6 @@ class ChunkDropping:
         table.new_generations = 0
         table.unswept = self._free.fresh
         table.forget_all()
-
-    def free_some(self, share: BudgetShare) -> None:
-        """Drop stale chunks, as many as a part of the step's budget allows."""
-        table = self._slots
-        if table.unswept:
-            self.sweep(SLOTS_PER_KEY * share.take(cdiv(table.unswept, SLOTS_PER_KEY)))
-        table.free_old_keys()
 
     def sweep(self, slots_max: int) -> None:
         """Drop the stale chunks among the next ``slots_max`` slots."""

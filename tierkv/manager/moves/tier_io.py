@@ -328,7 +328,7 @@ class TierIO:
         Demotions and quotas evict ahead of need in every step, and so does an evicted or reset tier. A tier that is out
         of service is tried again as soon as it may be.
         """
-        if self._has_reads or self._host.has_quotas or self._host.slots.unswept or self.cascades.ready:
+        if self._has_reads or self._host.has_quotas or not self._host.dropping.is_idle or self.cascades.ready:
             return False
         if self._tiers.writes_back or self._tiers.has_forgotten:
             return False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
 
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.jobs.jobs import Fences, JobStatus, JobTable
-from tierkv.scheduler.load.load_plan import ChunksOfPlan
+from tierkv.scheduler.load.load_plan import blocks_of_keys
 from tierkv.scheduler.load.loads import EndedLoad, Loads
 from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
@@ -24,15 +24,6 @@ _NO_KEYS: frozenset[Key] = frozenset()
 
 END_KEYS = 1
 """Key operations that the end of a store costs beside its chunks: job, fences and request are forgotten."""
-
-
-@dataclass(slots=True)
-class EndedStore:
-    """Store that all workers have ended, and of which not all chunks were taken in."""
-
-    status: JobStatus
-    slots_left: int
-    """Number of its slots, from the front, that were not taken in."""
 
 
 class CompletionHandler:
@@ -63,7 +54,8 @@ class CompletionHandler:
         self._loads = loads
         self._accounting = accounting
         self._block_events = block_events
-        self._stored: deque[EndedStore] = deque()
+        self._stored: deque[JobStatus] = deque()  # stores that have ended, and of which not all chunks were taken in
+        self._taken = 0  # number of slots of the first one, from the tail, that were taken in
         self._share = manager.budget.share()
         self._pending_report: set[str] = set()  # finished requests whose last store has ended
 
@@ -85,15 +77,16 @@ class CompletionHandler:
         """
         self._jobs.check_reports(output.finished)
         finished: set[str] = set()
-        invalid: set[int] = set()
+        invalid: list[frozenset[int]] = []
         failed_keys, loads = output.failed_keys, list[JobStatus]()
+        report_job, note_stored = self._jobs.report_job, self._stored.append
         for job_id, count in output.finished.items():
             failed = failed_keys.get(job_id, _NO_KEYS) if failed_keys else _NO_KEYS
-            status = self._jobs.report_job(job_id, count, failed)
+            status = report_job(job_id, count, failed)
             if status is None:
                 continue
             if status.job.is_store:
-                self._stored.append(EndedStore(status, len(status.job.slots)))
+                note_stored(status)
             else:
                 self._jobs.remove(job_id)
                 loads.append(status)
@@ -104,12 +97,13 @@ class CompletionHandler:
             load = self._loads.end_job(status)
             if load is not None:
                 finished.add(status.job.request_id)
-                invalid |= self._invalid_blocks(load, self._records.get(status.job.request_id))
+                invalid.append(self._invalid_blocks(load, self._records.get(status.job.request_id)))
                 self._resume_request(status.job.request_id, load)
         if not holds_stores:
             self.end_stores()
         stored, self._pending_report = frozenset(self._pending_report), set()
-        return LoadReport(frozenset(finished), frozenset(invalid), stored)
+        blocks = invalid[0] if len(invalid) == 1 else frozenset(chain.from_iterable(invalid))
+        return LoadReport(frozenset(finished), blocks, stored)
 
     def end_stores(self, *, whole: bool = False) -> None:
         """Take in chunks of ended stores, the oldest job first, within the share of this step.
@@ -121,21 +115,22 @@ class CompletionHandler:
         good: list[SlotRef] = []
         ended: list[JobStatus] = []
         while self._stored:
-            store = self._stored[0]
-            status = store.status
-            count = store.slots_left if whole else self._share.take(store.slots_left)
+            status = self._stored[0]
+            left = len(status.job.slots) - self._taken
+            count = left if whole else self._share.take(left)
             if not count:
                 break
             # From the tail, because what becomes readable first is evicted first (S54).
-            first, store.slots_left = store.slots_left - count, store.slots_left - count
-            slots = status.job.slots[first : first + count]
+            slots = status.job.slots[left - count : left]
+            self._taken += count
             if status.failed:
-                self._manager.complete_store(slots, frozenset(status.failed))
+                self._manager.complete_store(slots, status.failed)
             else:
                 good += slots
-            if store.slots_left:
+            if count < left:
                 break
             self._stored.popleft()
+            self._taken = 0
             ended.append(status)
             if not whole:
                 self._share.take(END_KEYS)
@@ -155,30 +150,30 @@ class CompletionHandler:
             if not status.failed:
                 good += job.slots
                 continue
+            failed = status.failed
+            bad = [ref for key, ref in zip(job.keys, job.slots, strict=True) if key in failed]
             if not status.stale:
-                void = [key for key, ref in zip(job.keys, job.slots, strict=True) if ref == VOID_SLOT]
-                self._counters.loads_failed += len(status.failed.difference(void))
-            self._manager.complete_load(job.slots, frozenset(status.failed))
+                self._counters.loads_failed += len(bad) - bad.count(VOID_SLOT)
+            self._manager.complete_load(job.slots, bad)
         if good:
             self._manager.complete_load(good)
 
-    def _invalid_blocks(self, load: EndedLoad, record: RequestRecord | None) -> set[int]:
+    def _invalid_blocks(self, load: EndedLoad, record: RequestRecord | None) -> frozenset[int]:
         """Blocks of failed chunks; all blocks of a load that was in flight at a reset, since its data is outdated.
 
         Also all of them if a group has a window: the load serves one end only, and no shorter part is useful. And if
         the request was dropped: the engine goes on with it, and what was loaded may be of another one.
         """
         if record is not None and record.is_dropped:
-            return {*load.transfer.block_ids} - {NULL_BLOCK_ID}
+            return frozenset(load.transfer.block_ids) - {NULL_BLOCK_ID}
         if not load.has_blocks:
-            return set()
-        if load.stale or (load.failed and self._geometry.has_windows):
-            return set(load.transfer.block_ids)
-        if not load.failed:
-            return set()
+            return frozenset()
+        if not (load.failed or load.stale):
+            return frozenset()
         keys, failed = load.transfer.keys, load.failed
-        lost = [i for i, key in enumerate(keys) if key in failed]
-        return set(ChunksOfPlan(load.transfer, self._geometry).part(lost).block_ids)
+        if load.stale or self._geometry.has_windows or all(map(failed.__contains__, keys)):
+            return frozenset(load.transfer.block_ids)
+        return frozenset(blocks_of_keys(load.transfer, failed, self._geometry.blocks_per_chunk))
 
     def _resume_request(self, request_id: str, load: EndedLoad) -> None:
         """Resume the request after its load, or forget it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tierkv.errors import EngineProtocolError, require
 from tierkv.types.engine import NULL_BLOCK_ID
@@ -19,7 +19,7 @@ class JobStatus:
     job: TransferJob
     workers_left: int
     """Number of workers that have not reported it."""
-    failed: set[Key] = field(default_factory=set)
+    failed: frozenset[Key] = frozenset()
     """Chunks that a worker reported as failed."""
     stale: bool = False
     """The cache was reset since the job started. Known when every worker has reported it."""
@@ -89,7 +89,7 @@ class JobTable:
         if not status.workers_left:
             return None
         status.workers_left -= count
-        status.failed |= failed
+        status.failed = status.failed | failed if status.failed else failed
         return None if status.workers_left else status
 
     def live_ids(self) -> frozenset[int]:

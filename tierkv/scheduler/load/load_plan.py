@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import NamedTuple, TypeVar, overload
@@ -75,6 +75,20 @@ def chunks_of_groups(load: ChunksInBlocks, blocks_per_chunk: int) -> list[int]:
     """Number of chunks of each group. They follow one another."""
     runs, per_chunk = zip(load.block_indices, load.group_sizes, strict=True), blocks_per_chunk
     return [cdiv(first + size, per_chunk) - first // per_chunk if size else 0 for first, size in runs]
+
+
+def blocks_of_keys(load: ChunksInBlocks, keys: Container[Key], blocks_per_chunk: int) -> set[int]:
+    """GPU blocks of those chunks of a load that are in ``keys``."""
+    found: set[int] = set()
+    ids, per_chunk, position, first = load.block_ids, blocks_per_chunk, 0, 0
+    for index, size, count in zip(load.block_indices, load.group_sizes, chunks_of_groups(load, per_chunk), strict=True):
+        start, stop = first - index % per_chunk, first + size
+        for key in load.keys[position : position + count]:
+            if key in keys:
+                found.update(ids[max(start, first) : min(start + per_chunk, stop)])
+            start += per_chunk
+        position, first = position + count, stop
+    return found
 
 
 def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -> list[int]:
