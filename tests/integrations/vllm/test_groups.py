@@ -76,3 +76,20 @@ def test_a_chunk_that_a_window_left_in_part_is_not_loaded(
         answers = [engine.call("vllm_scenarios:serve_again", prompts=[prompt])[0] for prompt in asked]
     assert tokens_of(answers) == plain_tokens("gemma", asked, 16)
     assert sum(cached_of(answers)) > 0
+
+
+@pytest.mark.parametrize(("interval", "found_by_spec"), [(0, 0), (BLOCK_TOKENS, 96)])
+def test_the_spec_finds_the_beginning_of_a_prompt_where_vllm_keeps_its_windows(
+    seam: Seam, start_engine: StartEngine, interval: int, found_by_spec: int
+) -> None:
+    """The windows that vLLM keeps in its own cache are offered to the spec: by default those at the end of a prompt.
+
+    The connector stores all of them.
+    """
+    (long,) = prompts("beginning", 1)
+    stack = {"host": {"capacity": "32MiB"}, "lookup": {"recompute": "off"}}
+    arguments = {"num_gpu_blocks_override": 80, "prefix_cache_retention_interval": interval}
+    with start_engine(EngineSetup(seam, stack, model="gemma", arguments=arguments)) as engine:
+        engine.call("vllm_scenarios:serve", prompts=[long])
+        (answer,) = engine.call("vllm_scenarios:serve_again", prompts=[long[:100]])
+    assert answer["cached"] == (found_by_spec if seam == "spec" else 96)
