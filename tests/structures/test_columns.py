@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.prefix_order import PrefixOrder
-from tierkv.structures.columns import GROWTH_NUMBERS, Code, column, grown, longer
+from tierkv.structures.columns import GROWTH_NUMBERS, Code, column, grown, key_column, longer, longer_keys
 from tierkv.structures.key_table import KeyTable
 from tierkv.structures.ranks import ranks_of
 from tierkv.structures.rings import HANDLES_MIN, Rings
@@ -119,3 +120,16 @@ def test_rings_keep_their_order_when_they_grow(count: int) -> None:
         assert found == expected
         assert some.newest(ring) == expected[-1]
     assert not some.next[HANDLES_MIN + 1]
+
+
+def test_a_column_of_keys_keeps_the_objects() -> None:
+    """Keys end in zeros, which numpy cuts off where it makes texts of them. A collection must not walk over them."""
+    keys = [make_key(number.to_bytes(32), 0) for number in range(GROWTH_NUMBERS)]
+    known = key_column(0)
+    assert not gc.is_tracked(known)
+    for length in (GROWTH_NUMBERS, 2 * GROWTH_NUMBERS):
+        longer_keys(known, length)
+        known[length - GROWTH_NUMBERS :] = keys
+    assert all(found is key for found, key in zip(known, keys * 2, strict=True))
+    longer_keys(known, length + 1)
+    assert known[length] == b""

@@ -7,7 +7,8 @@ from calls import calls_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.structures.key_table import PAGE_KEYS, IdPool, KeyDirectory, KeyTable
+from tierkv.structures.columns import GROWTH_NUMBERS
+from tierkv.structures.key_table import IdPool, KeyDirectory, KeyTable
 from tierkv.types.keys import Key, make_key
 
 MOVES = st.lists(st.one_of(st.just("one"), st.integers(0, 4), st.tuples(st.integers(0, 9), st.integers(1, 3))))
@@ -40,7 +41,7 @@ def keys_from(first: int, count: int) -> list[Key]:
     return [make_key(b"%032d" % number, 0) for number in range(first, first + count)]
 
 
-@pytest.mark.parametrize("counts", [[1], [PAGE_KEYS], [PAGE_KEYS - 1, 2, 3 * PAGE_KEYS + 5], [4096, 1]])
+@pytest.mark.parametrize("counts", [[1], [GROWTH_NUMBERS], [GROWTH_NUMBERS - 1, 2, 3 * GROWTH_NUMBERS + 5], [4096, 1]])
 def test_new_keys_get_adjacent_numbers(counts: list[int]) -> None:
     """At an open, a million keys are added like this: each must be found under its number, and the number under it."""
     directory = KeyDirectory()
@@ -63,7 +64,7 @@ def test_keys_that_are_not_all_new_leave_no_trace(case: str) -> None:
     """They are added one by one then: a number left behind would name a chunk that no tier holds."""
     directory = KeyDirectory()
     other, table = KeyTable(directory), KeyTable(directory)
-    keys = keys_from(0, 2 * PAGE_KEYS)
+    keys = keys_from(0, 2 * GROWTH_NUMBERS)
     if case == "given twice":
         keys[-1] = keys[0]
     elif case == "given back":

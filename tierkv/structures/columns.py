@@ -10,6 +10,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from tierkv.types.keys import Key
+
 GROWTH_NUMBERS = 1024
 """Numbers by which a column grows at once, or more if it is needed."""
 
@@ -42,6 +47,22 @@ def longer(old: memoryview[int], length: int) -> memoryview[int]:
     except BufferError:
         memory = memory + added  # a copy, since it cannot grow
     return memoryview(memory).cast(code)
+
+
+KeyColumn = npt.NDArray[np.object_]
+"""Key by number, 8 bytes each. No garbage collection walks over it, as it would over a list of a million keys."""
+
+
+def key_column(length: int) -> KeyColumn:
+    """Column of empty keys."""
+    return np.full(length, Key(b""), np.object_)
+
+
+def longer_keys(column: KeyColumn, length: int) -> None:
+    """Append empty keys to a column up to ``length``, in place: the allocator moves its pages without a copy."""
+    before = len(column)
+    column.resize(length, refcheck=False)
+    column[before:] = Key(b"")
 
 
 def longer_bytes(old: bytearray, length: int) -> None:

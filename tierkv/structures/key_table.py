@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from tierkv.errors import InvariantError
-from tierkv.structures.columns import column, grown, longer
+from tierkv.structures.columns import column, grown, key_column, longer, longer_keys
 from tierkv.types.keys import GROUP_BYTES, Key
 
 Shards = list[dict[Key, int]]
@@ -18,9 +18,6 @@ SHARD_BYTE = -GROUP_BYTES - 1
 
 KEY_BYTES_MIN = -SHARD_BYTE
 """Shortest length of a key that contains a hash."""
-
-PAGE_KEYS = 170
-"""Keys per page: the most that a dict with 256 places takes before it grows."""
 
 TABLE_BITS = 16
 """Low bits of a place; they name its table. An integer of up to 60 bits needs no more memory than a small one."""
@@ -37,34 +34,6 @@ def new_shards() -> Shards:
 def shards_len(shards: Shards) -> int:
     """Number of keys in all shards together."""
     return sum(map(len, shards))
-
-
-class KeyColumn:
-    """Column of keys. Hot loops read ``pages[number // PAGE_KEYS][number % PAGE_KEYS]`` themselves.
-
-    A page is a dict from small integers, which the interpreter shares, so an entry costs 26 bytes. In a list it would
-    cost 8, but every full garbage collection would walk over all keys.
-    """
-
-    __slots__ = ("pages",)
-
-    def __init__(self, length: int) -> None:
-        self.pages: list[dict[int, Key]] = []
-        self.grow(length)
-
-    def grow(self, length: int) -> None:
-        """Grow to ``length`` numbers at least."""
-        empty = Key(b"")
-        while len(self.pages) * PAGE_KEYS < length:
-            self.pages.append(dict.fromkeys(range(PAGE_KEYS), empty))
-
-    def __getitem__(self, number: int) -> Key:
-        """Key of a number; empty if it never had one."""
-        return self.pages[number // PAGE_KEYS][number % PAGE_KEYS]
-
-    def __setitem__(self, number: int, key: Key) -> None:
-        """Set the key of a number."""
-        self.pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
 
 
 class IdPool:
@@ -186,7 +155,7 @@ class KeyTable:
         self.length = 0
         self.directory = KeyDirectory() if directory is None else directory
         self._shards = self.directory.shards
-        self._keys = KeyColumn(0)
+        self._keys = key_column(0)
         self._free = IdPool(None)
         self.further = column("Q", 0)
         """Place of the same key in another table, by number; 0 if there is none. Empty until a key is in two."""
@@ -235,7 +204,8 @@ class KeyTable:
 
     def key(self, number: int) -> Key:
         """Key that has the number; empty if the number is free."""
-        return self._keys[number]
+        key: Key = self._keys[number]
+        return key
 
     def add(self, key: Key) -> int:
         """Assign a number to a key that has none."""
@@ -270,18 +240,14 @@ class KeyTable:
             return range(0)
         self._free.take(count)
         self._grow(first + count)
-        at = 0
-        while at < count:  # page by page
-            page, begin = divmod(first + at, PAGE_KEYS)
-            self._keys.pages[page].update(zip(range(begin, PAGE_KEYS), keys[at : at + PAGE_KEYS - begin], strict=False))
-            at += PAGE_KEYS - begin
+        self._keys[first : first + count] = keys
         return range(first, first + count)
 
     def numbers(self, keys: Sequence[Key]) -> list[int]:
         """Numbers of many keys; new ones for those that have none. ``keys`` may contain duplicates."""
         given = self._free.take(len(keys))
         self._grow(1 + max(given, default=-1))
-        shards, pages, index, numbers, used = self._shards, self._keys.pages, self.index, list[int](), 0
+        shards, known_keys, index, numbers, used = self._shards, self._keys, self.index, list[int](), 0
         for key in keys:
             number = given[used]
             place = number << TABLE_BITS | index
@@ -294,7 +260,7 @@ class KeyTable:
                     continue
                 self._lead_to(number, first)
             shard[key] = place
-            pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
+            known_keys[number] = key
             used += 1
             numbers += (number,)
         if used < len(given):
@@ -310,7 +276,7 @@ class KeyTable:
     def _grow(self, length: int) -> None:
         if length > self.length:
             self.length = grown(self.length, length)
-            self._keys.grow(self.length)
+            longer_keys(self._keys, self.length)
             if self.further:
                 self.further = longer(self.further, self.length)
 

@@ -10,7 +10,7 @@ from tierkv.manager.host.slot_table import SlotTable
 from tierkv.manager.host.waiters import Waiters
 from tierkv.manager.step_budget import BudgetShare
 from tierkv.policies.eviction_list import EvictionList
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool
+from tierkv.structures.key_table import SHARD_BYTE, IdPool
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
@@ -103,10 +103,10 @@ class ChunkDropping:
 
     def free_doomed(self, slots: list[int]) -> None:
         """Free the slots of DOOMED chunks that have no pins any more."""
-        table, pages, empty = self._slots, self._slots.keys.pages, Key(b"")
+        table, keys, empty = self._slots, self._slots.keys, Key(b"")
         table.transition(slots, ChunkEvent.RELEASED)
         for slot in slots:
-            pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = empty
+            keys[slot] = empty
         self._free.give_back(slots)
 
     def reset(self) -> None:

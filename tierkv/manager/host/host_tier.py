@@ -27,7 +27,7 @@ from tierkv.manager.host.dropping import ChunkDropping
 from tierkv.manager.host.slot_table import GENERATIONS, SlotTable
 from tierkv.manager.host.waiters import Waiters
 from tierkv.policies.eviction_list import EvictionList
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool
+from tierkv.structures.key_table import SHARD_BYTE, IdPool
 from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 
@@ -224,9 +224,9 @@ class HostTier:
         table.newest_generation = (table.newest_generation + 1) % GENERATIONS
         table.new_generations += 1
         table.begin_filling(slots, CODES[state], ranks)
-        pages, shards = table.keys.pages, table.shards
+        owners, shards = table.keys, table.shards
         for key, slot in zip(keys, slots, strict=True):
-            pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
+            owners[slot] = key
             shards[key[SHARD_BYTE]][key] = slot
         table.fills.begin(slots, origin)
         table.log.note(None, state, keys)
@@ -247,8 +247,7 @@ class HostTier:
         if len(done) < len(slots):
             filled = set(done)
             self._end_filling_doomed([slot for slot in slots if slot not in filled], event)
-        pages = table.keys.pages
-        keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
+        keys = list(table.keys_of(done))
         table.fills.end(done)
         self.listed.evictable += idle
         self.listed.order.add(done, keys, list(map(table.ranks.__getitem__, done)))
@@ -326,8 +325,8 @@ class HostTier:
         table.removals += 1
         if table.unswept:
             victims = self.dropping.without_stale(victims)
-        states, pages, shards = table.states, table.keys.pages, table.shards
-        evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
+        states, shards = table.states, table.shards
+        evicted = list(table.keys_of(victims))
         for key, slot in zip(evicted, victims, strict=True):
             if shards[key[SHARD_BYTE]].pop(key, None) != slot:  # the policy knows only READY chunks
                 raise InvariantError(

@@ -14,8 +14,8 @@ from itertools import repeat
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
 from tierkv.manager.host.fills import Fills
-from tierkv.structures.columns import column, run_of
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, Shards, new_shards, shards_len
+from tierkv.structures.columns import column, key_column, run_of
+from tierkv.structures.key_table import SHARD_BYTE, Shards, new_shards, shards_len
 from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
@@ -51,7 +51,7 @@ class SlotTable:
         """Slots that I/O is filling, also of chunks that are DOOMED meanwhile."""
         self.demoting: set[int] = set()
         """Slots of READY chunks that are written to a lower tier and evicted afterwards; bounded by the writes."""
-        self.keys = KeyColumn(num_slots)
+        self.keys = key_column(num_slots)
         self.states = bytearray(num_slots)
         """Code of the state (:data:`CODES`)."""
         self.pins = column("I", num_slots)
@@ -114,7 +114,8 @@ class SlotTable:
 
     def key(self, slot: int) -> Key:
         """Key of the chunk that owns a slot."""
-        return self.keys.pages[slot // PAGE_KEYS][slot % PAGE_KEYS]
+        key: Key = self.keys[slot]
+        return key
 
     def generation(self, slot: int) -> int:
         """Generation of the owner of a slot."""
@@ -184,8 +185,8 @@ class SlotTable:
 
     def keys_of(self, slots: Iterable[int]) -> tuple[Key, ...]:
         """Keys of the chunks that own these slots."""
-        pages = self.keys.pages
-        return tuple([pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in slots])
+        keys = self.keys
+        return tuple([keys[slot] for slot in slots])
 
     def ranks_of(self, slots: Iterable[int]) -> tuple[int, ...]:
         """Ranks of the chunks that own these slots."""
@@ -324,7 +325,7 @@ class SlotTable:
         Raises:
             IllegalTransitionError: the table has no row for the state of one of them.
         """
-        states, pages = self.states, self.keys.pages
+        states = self.states
         codes = bytes([states[slot] for slot in slots])
         for code in dict.fromkeys(codes):  # usually one
             alike = slots
@@ -335,4 +336,4 @@ class SlotTable:
             code_after = CODES[after]
             for slot in alike:
                 states[slot] = code_after
-            self.log.note(event, after, [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in alike])
+            self.log.note(event, after, self.keys_of(alike))
