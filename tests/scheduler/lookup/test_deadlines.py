@@ -421,3 +421,46 @@ def test_a_tier_that_has_answered_is_not_late_however_long_the_engine_is_silent(
     core.finish_all()
     assert core.ask(request) == 16
     assert core.counters.deadlines_expired == 0
+
+
+def late_with_windows(chunks: int, readable: int) -> tuple[int | None, list[int]]:
+    """Answer to a prompt whose tier hangs with all chunks behind the ``readable`` ones, and calls of the late asks."""
+    core = make_core(
+        groups=[full(), window(400)], tiers=[disk()], slots=4 * chunks, reserved=4 * chunks, step_keys=32,
+        limits=SchedulerLimits(load_tokens_min=0),
+    )  # fmt: skip
+    request = core.arrive(4 * chunks + 1)
+    for group in (0, 1):
+        keys = core.truth.keys(request, group)
+        core.put(keys[: readable if group else chunks // 2])
+        core.keep_below(keys[readable if group else chunks // 2 :])
+    now, answer, calls = 0.0, None, list[int]()
+    while now < DEADLINE_S:
+        core.begin(now)
+        assert core.ask(request) is None
+        now += 0.01
+    while answer is None and len(calls) < chunks:
+        now += 0.01
+        core.begin(now)
+        before = core.counters.deferrals
+        calls.append(calls_of(core.ask, request))
+        answer = core.ask(request) if core.counters.deferrals == before else None
+        core.manager.validate()
+    assert core.counters.deadlines_expired == 1
+    return answer, calls
+
+
+def test_a_late_answer_with_windows_is_searched_and_held_over_steps() -> None:
+    """Promise 2: a late search looks at each chunk of a window from the end of the prompt on, in parts."""
+    calls = [max(late_with_windows(chunks, readable=8)[1]) for chunks in (256, 1024)]
+    assert calls[1] < 1.5 * calls[0]
+
+
+@pytest.mark.parametrize("readable", [200, 512])
+def test_a_late_answer_has_all_that_is_readable_however_many_steps_it_takes(readable: int) -> None:
+    """Promise 4: the shorter hit has other window chunks than the longer one that is late. To hold all of it takes some
+    steps, and no chunk of a lower tier, so none of it is given up.
+    """
+    answer, calls = late_with_windows(1024, readable)
+    assert answer == 4 * readable
+    assert len(calls) > 1

@@ -42,17 +42,19 @@ class Waiters:
         for slot in slots:
             by_slot[slot] = by_slot[slot] + alone if slot in by_slot else alone
 
-    def remove(self, slot: int, waiter: Waiter) -> bool:
-        """Undo :meth:`add` for one slot. Returns whether the waiter was still waiting."""
-        waiters = self.by_slot.get(slot, ())
-        if waiter not in waiters:
-            return False
-        at = waiters.index(waiter)
-        if len(waiters) > 1:
-            self.by_slot[slot] = waiters[:at] + waiters[at + 1 :]
-        else:
-            del self.by_slot[slot]
-        return True
+    def remove(self, slots: Iterable[int], waiter: Waiter) -> int:
+        """Undo :meth:`add` for some slots. Returns the number of those for which the waiter was still waiting."""
+        by_slot, alone, removed = self.by_slot, (waiter,), 0
+        for slot in slots:
+            if slot not in by_slot or waiter not in (waiters := by_slot[slot]):
+                continue
+            removed += 1
+            if waiters == alone:
+                del by_slot[slot]
+            else:
+                at = waiters.index(waiter)
+                by_slot[slot] = waiters[:at] + waiters[at + 1 :]
+        return removed
 
     def has_any(self, slots: Sequence[int]) -> bool:
         """Whether anything waits for one of these chunks. Any thread."""

@@ -253,6 +253,11 @@ class Passage:
         return self.copies or (self.trusts and self.asked_s < math.inf)
 
     @property
+    def is_looking(self) -> bool:
+        """Whether nothing is being read for it, and not all of its chunks were looked up in the host tier."""
+        return not (self.outstanding or self.failed) and self.looked < len(self.keys)
+
+    @property
     def waits_for_slots(self) -> bool:
         """Whether a wanted chunk has no slot, though it is available."""
         return not self.failed and self.num_granted < len(self.keys)

@@ -71,8 +71,7 @@ class Passages:
     @property
     def hold_chunks_max(self) -> int:
         """Number of chunks that one request can hold at once. Halved while others are copied in segments."""
-        account = self.account
-        return max(1, account.hold_chunks_min) if self.account.num_copied else account.chunks_max
+        return max(1, self.account.hold_chunks_min) if self.account.num_copied else self.account.chunks_max
 
     @property
     def segment_chunks_max(self) -> int:
@@ -117,6 +116,11 @@ class Passages:
         if others <= self._host.slots.fills.num_storing:  # no slot that a tier reads or writes is among them
             moved_s = max(moved_s, self._step.stored_s)
         return self._step.now - moved_s >= deadline_s
+
+    def is_being_held(self, passage: Passage) -> bool:
+        """Whether it waits for no tier, but for the budget of further steps, which hold its chunks of the host tier."""
+        has_turn = not self._granting.left and len(passage.keys) <= self._grants.together_max
+        return passage.is_looking and (has_turn or self._queue(passage).head is passage)
 
     def is_lost(self, key: Key, ctx: RequestContext) -> bool:
         """Whether a chunk is not in any tier that the request may load from."""
@@ -366,7 +370,7 @@ class Passages:
 
     def _stop_holding(self, passage: Passage, slots: list[int]) -> None:
         if passage.outstanding:
-            passage.stop_waiting(sum(self._host.waiters.remove(slot, passage) for slot in slots))
+            passage.stop_waiting(self._host.waiters.remove(slots, passage))
         self._releases.release(slots, passage.slot_use)
 
     # -- step --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.lookup.first_segment import first_segment, may_begin_early, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.loads_in_flight import LoadsInFlight
-from tierkv.scheduler.lookup.questions import Questions, SearchTurns, in_host_tier
+from tierkv.scheduler.lookup.questions import HostQuestions, Questions, SearchTurns
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.scheduler.requests.observations import arrival_of, sources_of_hit
 from tierkv.scheduler.requests.record import RequestRecord
@@ -141,6 +141,7 @@ class Lookups:
             hit = self.choice.choose_hit(record, computed_tokens, search)
             if not lookup.paused:  # otherwise all searches of the choice are repeated, and each continues
                 lookup.seen, lookup.ends = {}, {}
+            lookup.late_s = self.now_s if late and hit.deferred else None  # it goes on as late
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
@@ -154,11 +155,12 @@ class Lookups:
                     lookup.verify()
                     continue
                 return self._offer(record, hit.tokens, late=late)
-            if late:
+            if late and not self._manager.passages.is_being_held(passage):
                 return self._offer_held_part(record, computed_tokens, hit.tokens, passage)
             if not passage.failed:
                 break
             lookup.search_anew(self.now_s)
+        self._count_deadline(record, late=late)
         return self._defer(record, RequestEvent.WANTED)
 
     def _reserve(self, record: RequestRecord) -> Passage:
@@ -267,11 +269,8 @@ class Lookups:
         self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, late: bool
     ) -> Hit:
         """Longest hit that ends at ``tokens_max`` or before; windows of a shorter one need other chunks."""
-        groups = record.search_groups
-        if late:
-            return find_hit(groups, computed_tokens, tokens_max, *in_host_tier(self._manager, ctx))
-        questions = Questions(self._manager, record.lookup, ctx, self.share)
-        return questions.longest_hit(groups, computed_tokens, tokens_max)
+        questions = (HostQuestions if late else Questions)(self._manager, record.lookup, ctx, self.share)
+        return questions.longest_hit(record.search_groups, computed_tokens, tokens_max)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.step_budget import KEYS_PER_LOOK, BudgetShare
 from tierkv.scheduler.lookup.open_lookup import OpenLookup
-from tierkv.scheduler.lookup.search import Hit, Lookup, ResidentPrefix, SearchGroup, find_hit
+from tierkv.scheduler.lookup.search import Hit, ResidentPrefix, SearchGroup, find_hit
+from tierkv.types.cache_events import HOST
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
@@ -17,6 +18,12 @@ _RETRY = LookupResult.RETRY
 
 REPEATS_PER_KEY = 4
 """Repeated questions about chunks for the cost of one key operation. No probe has to be queued for them."""
+
+HOST_LOOKS_PER_KEY = 2
+"""Questions about chunks of the host tier only, for the cost of one key operation."""
+
+HOST_ONLY = frozenset({HOST})
+"""Tiers that count for a late lookup."""
 
 KEYS_PER_SEARCH = 8
 """Key operations that a search costs beyond those of its chunks, however short it is."""
@@ -134,8 +141,35 @@ class Questions:
         return first + found - start
 
 
-def in_host_tier(manager: OffloadManager, ctx: RequestContext) -> tuple[Lookup, ResidentPrefix]:
-    """Lookups of a search in which only chunks count that are readable in the host tier. No tier is asked."""
-    resident = partial(manager.resident_prefix, ctx=ctx)
-    is_readable = manager.passages.is_readable if manager.allows_all(ctx) else lambda key: bool(resident((key,), 0, 1))
-    return lambda key: LookupResult.HIT if is_readable(key) else LookupResult.MISS, resident
+class HostQuestions:
+    """Questions of a late lookup: only chunks count that are readable in the host tier, and no tier is asked.
+
+    The arguments are those of :class:`Questions`.
+    """
+
+    def __init__(self, manager: OffloadManager, lookup: OpenLookup, ctx: RequestContext, share: BudgetShare) -> None:
+        self._lookup = lookup
+        self._share = share
+        self._prefix: ResidentPrefix = partial(manager.resident_prefix, ctx=ctx)
+        self._is_readable: Callable[[Key], object] = (
+            manager.passages.is_readable
+            if manager.allows_all(ctx)
+            else lambda key: manager.resident_prefix((key,), 0, 1, ctx)
+        )
+        self._looks = 0
+
+    def longest_hit(self, groups: Sequence[SearchGroup], computed_tokens: int, tokens_max: int) -> Hit:
+        """Longest hit, as of :meth:`Questions.longest_hit`."""
+        search, ends = (tokens_max, HOST_ONLY), self._lookup.ends
+        end = ends.get(search, tokens_max)
+        hit = find_hit(groups, computed_tokens, end, self._presence, self._prefix)
+        ends[search] = hit.end_max
+        return hit
+
+    def _presence(self, key: Key) -> LookupResult | None:
+        self._looks += 1
+        if not self._looks % HOST_LOOKS_PER_KEY and not self._share.take(1):
+            self._lookup.paused = True
+        if self._lookup.paused:
+            return None
+        return LookupResult.HIT if self._is_readable(key) else LookupResult.MISS
