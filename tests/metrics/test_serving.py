@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tierkv
 from tierkv import EngineSpec, GroupSpec
 from tierkv.errors import ConfigError
+from tierkv.metrics import serving
 from tierkv.metrics.definitions import GAUGES, HISTOGRAMS, PREFILL_SPEED, READ_LATENCY, READ_SPEED, counters
 from tierkv.metrics.serving import MetricsServer
 
@@ -59,6 +60,19 @@ def test_it_listens_on_this_machine_only_unless_told(tmp_path: Path) -> None:
     with tierkv.open_stack(config_of(tmp_path), SPEC) as stack, tierkv.serve_metrics(stack) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert server._server.server_address[0] == "127.0.0.1"
+
+
+def test_a_client_that_says_nothing_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Scrapers that vanish in a night left a thread and a descriptor each, until the engine had none."""
+    monkeypatch.setattr(serving._ImpatientHandler, "timeout", 0.05)
+    with tierkv.open_stack(config_of(tmp_path), SPEC) as stack, tierkv.serve_metrics(stack) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+            silent.settimeout(60.0)
+            assert silent.recv(1) == b""
+        assert scraped(server)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from socketserver import StreamRequestHandler
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from prometheus_client import CollectorRegistry, start_http_server
 
@@ -14,6 +16,18 @@ from tierkv.metrics.watched import Watched
 
 PORT_MAX = 65_535
 """Largest number of a port."""
+CLIENT_TIMEOUT_S = 10.0
+"""Seconds that a client may be silent, or read nothing. Each connection has a thread and a descriptor until its end."""
+
+
+class _ImpatientHandler(StreamRequestHandler):
+    """Ends a connection that makes no progress, and says nothing."""
+
+    timeout = CLIENT_TIMEOUT_S
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            super().handle()
 
 
 class MetricsServer:
@@ -27,6 +41,8 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
         """Listen. Raises OSError if that is not possible."""
         self._server, self._thread = start_http_server(port, address, registry)
+        handler = cast("type[StreamRequestHandler]", self._server.RequestHandlerClass)
+        self._server.RequestHandlerClass = type("Handler", (_ImpatientHandler, handler), {})
         self.port = self._server.server_port
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
