@@ -27,6 +27,7 @@ Values = Mapping[str, Mapping[str, float]]
 """Exported name of a series -> its tier, or its other own label, or "" -> value. Histograms: their sum and count."""
 
 ANSWER_BYTES_MAX = 64 * 2**20
+PIECE_BYTES = 64 << 10
 TIMEOUT_S = 5.0
 _PREFIX = "tierkv_"
 _OWN = tuple({label: None for metric in (*counters(), *GAUGES, *HISTOGRAMS) for label in metric.labels})
@@ -102,7 +103,7 @@ class MetricsPort:
     def _text(self) -> str:
         try:
             with urllib.request.urlopen(self.name, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http, by source_of
-                body: bytes = answer.read(ANSWER_BYTES_MAX)
+                body = _body(answer)
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
             hint = "; the metrics of most programs are at /metrics" if error.code == http.HTTPStatus.NOT_FOUND else ""
@@ -112,6 +113,26 @@ class MetricsPort:
             hint = "does the engine run, and serve its metrics there?"
             raise NoSampleError(f"{self.name} does not answer: {reason}; {hint}") from error
         return body.decode(errors="replace")
+
+
+def _body(answer: http.client.HTTPResponse) -> bytes:
+    """Read an answer to its end, in bounded time.
+
+    Raises:
+        TimeoutError: it does not end.
+        IncompleteRead: it ends early.
+    """
+    end_s, body = time.monotonic() + TIMEOUT_S, bytearray()
+    while len(body) < ANSWER_BYTES_MAX:
+        piece = answer.read1(PIECE_BYTES)
+        if not piece and answer.length:
+            raise http.client.IncompleteRead(bytes(body), answer.length)
+        if not piece:
+            break
+        body += piece
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"its answer does not end within {TIMEOUT_S:g} s")
+    return bytes(body)
 
 
 def _what_it_is(text: str) -> str:
