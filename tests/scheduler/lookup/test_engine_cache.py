@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from hashlib import sha256
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,3 +44,15 @@ def test_the_oldest_chunks_leave() -> None:
     cache.add(keys_of(1, 6), BLOCKS)
     cache.advance(100)
     assert (cache.prefix(keys_of(0, 6)), cache.prefix(keys_of(1, 6))) == (0, 6)
+
+
+def test_no_table_of_the_engines_chunks_is_large() -> None:
+    """A dict that grows beyond its room moves all of its keys in one call: 7 ms with 170,000 of them. A large GPU has
+    as many blocks, so the chunks are divided among many dicts.
+    """
+    cache, count = EngineCache(1, active=True), 8192
+    keys = [make_key(sha256(b"%d" % i).digest(), 0) for i in range(count)]
+    cache.add(keys, 2 * count)
+    cache.advance(count)
+    assert cache.prefix(keys) == count
+    assert max(map(sys.getsizeof, vars(cache).values())) < count, "less than a byte for each of them"

@@ -205,7 +205,8 @@ def test_what_the_engine_has_costs_its_part_of_a_step() -> None:
     core = queue_of(4, chunks=8 * KEYS_PER_LOOK * STEP_KEYS)
     cache = core.scheduler._ahead._cache
     for record in core.scheduler._records.values():
-        cache._latest.update(dict.fromkeys(record.groups[0].keys, 1))
+        cache.add(record.groups[0].keys, 1 << 20)
+    cache.advance(1 << 20)
     core.manager.begin_step(1.0)
     keys_max = budget_of_a_part(core)
     assert 0 < lookups_of(core.scheduler.begin_step, 1.0) <= KEYS_PER_LOOK * keys_max

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
 
+from tierkv.structures.key_table import SHARD_BYTE, new_shards
 from tierkv.types.keys import Key
 
 
@@ -23,7 +23,7 @@ class EngineCache:
     def __init__(self, blocks_per_chunk: int, *, active: bool) -> None:
         self._blocks_per_chunk = blocks_per_chunk
         self._active = active
-        self._latest: dict[Key, int] = {}
+        self._latest = new_shards()  # key -> number of its run; one dict of all would rebuild itself in one step
         self._runs: deque[tuple[int, Sequence[Key]]] = deque()
         self._number = 0
         self._chunks = 0
@@ -55,11 +55,12 @@ class EngineCache:
             number, keys, is_added = self.waiting[0]
             part = keys[self._position : self._position + left] if self._position or len(keys) > left else keys
             if is_added:
-                latest.update(zip(part, repeat(number)))
+                for key in part:
+                    latest[key[SHARD_BYTE]][key] = number
             else:
                 for key in part:
-                    if key in latest and latest[key] == number:
-                        del latest[key]
+                    if key in (shard := latest[key[SHARD_BYTE]]) and shard[key] == number:
+                        del shard[key]
             count = len(part)
             left -= count
             if part is keys or self._position + count == len(keys):
@@ -73,6 +74,6 @@ class EngineCache:
         """Number of leading ``keys`` that the engine most likely has."""
         latest = self._latest
         for i, key in enumerate(keys):
-            if key not in latest:
+            if key not in latest[key[SHARD_BYTE]]:
                 return i
         return len(keys)
