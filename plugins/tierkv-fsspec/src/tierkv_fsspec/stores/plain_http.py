@@ -4,8 +4,8 @@ The client of a storage library returns an object as fresh bytes, which then are
 library's client receives into the buffer itself, for a third of the processor time. It only moves bytes: the storage
 library signs each request, with the credentials of that moment. Every answer but a plain success is left to that
 library, which asks again: it knows errors, redirects, retries and how to renew credentials. Where that is needed again
-and again, as on a server that states no length, each object costs two requests: plain reads rest then. A server that
-asks for fewer requests, or whose error has a long page, is not asked again: the read has failed.
+and again, as on a server that states no length, each object costs two requests: plain reads rest then. An error
+with a long page is not asked for again: the read has failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ REST_S = 60.0
 """Seconds of such a rest."""
 ERROR_BYTES_MAX = 256 << 10
 """Longest error page that the storage library may receive: it holds several copies of it."""
-_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _PIECE_BYTES = 256 << 10
 """Bytes between two looks at the time, of a connection that ends with its answer."""
 _log = plugin_logger(__name__)
@@ -101,7 +100,7 @@ class PlainReads:
 
         Raises:
             TooLongError: the object does not fit. No byte of it was received.
-            FailedAnswerError: the server asks for fewer requests, or sends a long error page.
+            FailedAnswerError: the server sends a long error page.
             TimeoutError: it did not arrive in time.
             ConnectionError: no connection was made in time.
         """
@@ -166,8 +165,7 @@ class PlainReads:
         encoding = answer.headers.get("Content-Encoding")
         if answer.status != HTTPStatus.OK or length is None or encoding:
             connection.close()
-            is_long = answer.status >= HTTPStatus.BAD_REQUEST and (length or 0) > ERROR_BYTES_MAX
-            if answer.status in _BUSY or is_long:
+            if answer.status >= HTTPStatus.BAD_REQUEST and (length or 0) > ERROR_BYTES_MAX:
                 raise FailedAnswerError(answer.status)
             self._why = f"status {answer.status}, length {length}, encoding {encoding}"
             return None

@@ -30,7 +30,7 @@ class TooLongError(Exception):
 
 
 class FailedAnswerError(Exception):
-    """A server answered with an error that needs no second look."""
+    """A server answered with an error that is too long to be received."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status code: {status}")
