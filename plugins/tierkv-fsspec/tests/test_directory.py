@@ -79,6 +79,28 @@ def test_temporaries_of_killed_writers_are_removed_within_minutes(tmp_path: Path
     assert temporaries(tmp_path) == []
 
 
+@pytest.mark.parametrize("creates", [False, True])
+def test_a_temporary_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, creates: bool) -> None:
+    """Its descriptor and its lock are released: an error in a night of writes must not use up the descriptors."""
+    now_s = [0.0]
+    store = LocalStore(tmp_path, monotonic=lambda: now_s[0])
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, no paths
+    with monkeypatch.context() as fault:
+        fault.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "unlink")))
+        if creates:
+            assert store.create("ab/object", FRAME)
+        else:
+            fault.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "rename")))
+            with pytest.raises(OSError, match="rename"):
+                store.write("ab/object", memoryview(FRAME))
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - (the same)
+    assert len(temporaries(tmp_path)) == 1
+    for _ in range(2):
+        now_s[0] += SWEEP_S
+        store.write("ab/next", memoryview(FRAME))
+    assert temporaries(tmp_path) == []
+
+
 def test_temporaries_are_removed_at_open(tmp_path: Path) -> None:
     """A file that is a minute old and has no living writer goes at once; others, and names not of ours, stay."""
     temporary = tmp_path / "tmp"

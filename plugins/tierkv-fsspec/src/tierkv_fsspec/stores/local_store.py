@@ -178,7 +178,8 @@ class LocalStore:
             os.fsync(fd)
             yield temporary
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the bytes are stored, or refused, without it; a later sweep removes it
+                temporary.unlink(missing_ok=True)
             os.close(fd)
 
     def _with_parent(self, path: Path, action: Callable[[Path], T]) -> T:
