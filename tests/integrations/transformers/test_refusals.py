@@ -43,6 +43,17 @@ def _linear_attention() -> Any:
     return transformers.Qwen3NextForCausalLM(config)
 
 
+def _shared_by_layers() -> Any:
+    if not hasattr(transformers.cache_utils, "DummyLayer"):
+        pytest.skip("this version of transformers has no such layers")
+    config = transformers.Gemma3nTextConfig(
+        **{**HEADS, "num_hidden_layers": 4}, num_key_value_heads=2, head_dim=8, sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, laurel_rank=8,
+        vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8,
+    )  # fmt: skip
+    return transformers.Gemma3nForCausalLM(config)
+
+
 def _both_ways() -> Any:
     return transformers.BertLMHeadModel(transformers.BertConfig(**HEADS, is_decoder=False))
 
@@ -80,13 +91,25 @@ def _positions_beside_the_cache() -> Any:
         (_mamba, "linear_attention|keep a state|no model"),
         (_t5, "encoder-decoder"),
         (_linear_attention, "linear_attention"),
+        (_shared_by_layers, "Gemma3nForCausalLM: layer 2 of its KV cache is a DummyLayer"),
         (_window_in_the_cache_alone, "MoshiForCausalLM .* depends on the pieces"),
         (_one_token_at_a_time, "ProphetNetForCausalLM does not compute several tokens behind"),
         (_wants_all_tokens, "XLMWithLMHeadModel does not compute several"),
         (_both_ways, "attends to later tokens"),
         (lambda: torch.nn.Linear(2, 2), "no model of transformers"),
     ],
-    ids=["mrope", "state", "encoder-decoder", "linear", "pieces", "one token", "all tokens", "both ways", "no model"],
+    ids=[
+        "mrope",
+        "state",
+        "encoder-decoder",
+        "linear",
+        "shared",
+        "pieces",
+        "one token",
+        "all tokens",
+        "both ways",
+        "no model",
+    ],
 )
 def test_models_without_kv_per_token_of_a_prefix(make: Callable[[], Any], says: str, open_cache: Any) -> None:
     """Their caches are no K and V that a prefix of tokens determines; a wrong answer would be silent."""
