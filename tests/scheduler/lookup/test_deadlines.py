@@ -464,3 +464,24 @@ def test_a_late_answer_has_all_that_is_readable_however_many_steps_it_takes(read
     answer, calls = late_with_windows(1024, readable)
     assert answer == 4 * readable
     assert len(calls) > 1
+
+
+def test_prompts_that_are_here_do_not_wait_for_those_of_a_slow_tier() -> None:
+    """Promise 4: requests behind one that a hung tier reads for are asked about in every step. To ask again costs them
+    nothing, so the others are searched for, held and answered meanwhile.
+    """
+    core = make_core(tiers=[disk()], slots=4096, reserved=4096, step_keys=64)
+    slow = [core.arrive(range(1000 * number, 1000 * number + 256), f"slow {number}") for number in range(24)]
+    here = core.arrive(range(100_000, 100_256), "here")
+    for request in slow:
+        core.keep_below(core.truth.keys(request))
+    core.put(core.truth.keys(here))
+    steps = 0
+    while core.ask(here) is None:
+        steps += 1
+        assert steps < 4 * len(slow)
+        core.begin(steps / 1000)
+        for request in slow:
+            assert core.ask(request) is None
+    assert core.ask(here) == 256
+    core.manager.validate()

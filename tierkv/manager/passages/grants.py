@@ -52,6 +52,7 @@ class SlotGrants:
         if passage.stays_held_back:
             return False
         before, passage.lacks_host_slots, passage.held_back_version = passage.num_granted, False, None
+        passage.missing = None
         refused = self._hold_present(passage, room)
         if passage.looked == len(passage.keys) and not passage.complete:
             refused = self._grant_missing(passage, room - (passage.num_granted - before))
@@ -73,6 +74,19 @@ class SlotGrants:
         passage.grant_all(slots)
         self._account.granted(count, copies=passage.copies)
         return True
+
+    def are_readable(self, passage: Passage) -> bool:
+        """Whether all wanted chunks behind the front are readable. Asked again, it looks at the first missing one."""
+        table, num_left = self._host.slots, len(passage.keys) - passage.position
+        if passage.missing is not None and not table.is_readable(passage.missing):
+            return False
+        if not self._share.left or num_left > self.together_max:  # more are held a part at a time, in their turn
+            return False
+        self._share.take(max(1, num_left // KEYS_PER_LOOK))
+        left = passage.keys[passage.position :]
+        count = len(table.ready_prefix(left))
+        passage.missing = left[count] if count < num_left else None
+        return count == num_left
 
     def _hold_present(self, passage: Passage, room: int) -> bool:
         """Hold wanted chunks that are in the host tier, before an eviction for the same request can drop them (G3)."""

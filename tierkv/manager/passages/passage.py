@@ -37,6 +37,7 @@ class Passage:
         outstanding: number of granted chunks that are not readable yet.
         arrived: every chunk before this one was readable when :attr:`front` was asked for last.
         promised: whether the engine relies on its chunks, so that none may be taken away.
+        missing: chunk that was not readable when it was looked for last; None: none was looked for.
         lacks_host_slots: whether it found no host slot, though the account had room.
         held_back_version: version of the tiers' answers when a tier of unknown speed was found to read for others
             first; None if none does.
@@ -47,8 +48,8 @@ class Passage:
 
     __slots__ = (
         "_host", "_origins", "_reading_s", "_step", "arrived", "asked_s", "copies", "failed", "held_back_version",
-        "hints", "keys", "lacks_host_slots", "looked", "moved_s", "num_granted", "order", "outstanding", "owner",
-        "position", "promised", "slots", "trusts",
+        "hints", "keys", "lacks_host_slots", "looked", "missing", "moved_s", "num_granted", "order", "outstanding",
+        "owner", "position", "promised", "slots", "trusts",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - only Passages makes one
@@ -87,6 +88,7 @@ class Passage:
         self.looked = 0
         self.failed = False
         self.promised = False
+        self.missing: Key | None = None
         self.lacks_host_slots = False
         self.held_back_version: int | None = None
 

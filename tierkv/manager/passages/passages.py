@@ -19,7 +19,6 @@ from tierkv.manager.passages.pins import Pins
 from tierkv.manager.passages.queue import PassageQueue, waiting_in
 from tierkv.manager.passages.releases import SlotReleases
 from tierkv.manager.passages.slot_account import SlotAccount, SlotUse
-from tierkv.manager.step_budget import KEYS_PER_LOOK
 from tierkv.manager.step_state import StepState
 from tierkv.metrics.watched import WaitingRequests
 from tierkv.types.cache_events import HOST
@@ -196,15 +195,7 @@ class Passages:
     def _may_take(self, passage: Passage) -> bool:
         """Whether no older passage waits for slots, or all wanted chunks are readable, so that no slot is taken."""
         head = self._queue(passage).head
-        if head is None or head.order >= passage.order:
-            return True
-        if not self._granting.left:
-            return False
-        left = passage.keys[passage.position :]
-        if len(left) > self._grants.together_max:  # they are held a part at a time, in its turn
-            return False
-        self._granting.take(max(1, len(left) // KEYS_PER_LOOK))
-        return len(self._host.slots.ready_prefix(left)) == len(left)
+        return head is None or head.order >= passage.order or self._grants.are_readable(passage)
 
     def _account_room(self, passage: Passage) -> int:
         if passage.copies:
