@@ -568,3 +568,30 @@ def test_candidates_are_sorted_by_group_and_cut_by_token() -> None:
     found = candidates(record, core.geometry, 6, 3)
     assert [(c.group, c.number, c.end_token) for c in found] == [(0, 0, 2), (0, 1, 4), (1, 0, 3)]
     assert all(isinstance(c, Candidate) for c in found)
+
+
+def test_what_fits_of_many_chunks_is_found_in_a_few_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of 200 chunks ends while 77 slots are free: as many are stored, without an offer for each."""
+    core = make_core(slots=128, limits=SchedulerLimits(store_chunks_per_step_max=1000))
+    monkeypatch.setattr(core.manager, "store_chunks_max", 1000)
+    busy = core.arrive(range(10_000, 10_000 + 4 * 51), "busy")
+    core.schedule(busy, computed=0, scheduled=4 * 51, ids=[range(300, 351)])
+    request = core.arrive(800)
+    monkeypatch.setattr(core.manager, "prepare_store", lambda *_: None)
+    core.schedule(request, computed=0, scheduled=800, ids=[range(1, 201)])
+    monkeypatch.undo()
+    monkeypatch.setattr(core.manager, "store_chunks_max", 1000)
+    offers: list[int] = []
+    prepare = core.manager.prepare_store
+
+    def count(keys: Iterable[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
+        some = [*keys]
+        offers.append(len(some))
+        return prepare(some, ctx)
+
+    monkeypatch.setattr(core.manager, "prepare_store", count)
+    core.scheduler.request_finished(request, [])
+    stored = core.scheduler.build_connector_meta(StepOutput()).stores
+    assert sum(len(job.keys) for job in stored if job.request_id == "a") == 77
+    assert len(offers) < 20
+    core.scheduler.validate()

@@ -256,14 +256,15 @@ class Stores:
         if together is not None:
             return len(keys), together
         grants: list[StoreGrant] = []
-        for key, end_token in zip(keys, end_tokens, strict=True):
-            one = self._grant((key,), (end_token,), ctx)
-            if one is None:
-                break
-            grants.append(one)
+        taken, size = 0, 1 << len(keys).bit_length()
+        while size := size // 2:  # what fits is a sum of powers of two, so each of them is offered once
+            part = slice(taken, taken + size)
+            if taken + size < len(keys) and (one := self._grant(keys[part], end_tokens[part], ctx)) is not None:
+                grants.append(one)
+                taken += size
         granted, slots = [key for one in grants for key in one.keys], [slot for one in grants for slot in one.slots]
         reading = frozenset[Key]().union(*[one.reading for one in grants])
-        return len(grants), StoreGrant(tuple(granted), tuple(slots), (), reading)
+        return taken, StoreGrant(tuple(granted), tuple(slots), (), reading)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
