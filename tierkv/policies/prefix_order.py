@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from tierkv.abc import EvictionPolicy, PrefixAwarePolicy
-from tierkv.structures.columns import RUN_MIN, column, grown, longer, run_of
+from tierkv.structures.columns import column, grown, longer, run_of
 from tierkv.structures.ranks import DEPTH_MAX, OWNER_BITS, apart
 from tierkv.types.keys import Key
 
@@ -137,7 +137,7 @@ class PrefixOrder:
 
     def _enter(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> None:
         """Enter chunks of one request, in prefix order, behind the chunk ``before``."""
-        run = run_of(handles) if len(handles) >= RUN_MIN else None
+        run = run_of(handles)
         if run is not None and self._before[run].tobytes() == bytes(self._before.itemsize * len(handles)):
             link = self._link_run(run, ranks, handles, before)
         else:
@@ -166,7 +166,7 @@ class PrefixOrder:
     def _link_each(self, ranks: Sequence[int], handles: Sequence[int], before: int) -> int:
         """Rank chunks, and link each to the one before it. Returns the link to the last one."""
         known, chunks_before, behind, uses = self._ranks, self._before, self._behind, self._uses
-        link = NO_LINK if before == NO_CHUNK else self._link_to(before)
+        link = NO_LINK if before == NO_CHUNK else uses[before] << _LINK_BITS | before + _LINK_FIRST  # as _link_to()
         self._latest = uses[handles[0]] << _LINK_BITS | handles[0] + _LINK_FIRST
         for rank, handle in zip(ranks, handles, strict=True):
             known[handle] = rank
@@ -192,7 +192,7 @@ class PrefixOrder:
         behind = self._behind
         if (before := self._chunk_at(self._before[handle])) != NO_CHUNK and 0 < behind[before] < BEHIND_MAX:
             behind[before] -= 1
-        if (before := self._chunk_at(link)) != NO_CHUNK and behind[before] < BEHIND_MAX:
+        if link > NO_LINK and (before := self._chunk_at(link)) != NO_CHUNK and behind[before] < BEHIND_MAX:
             behind[before] += 1
         self._before[handle] = link
 

@@ -148,7 +148,8 @@ class OffloadScheduler:
             self._ahead.arrived(record)
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         else:
-            rules.check_same_request(record, request)
+            if request is not record.request or record.state is RequestState.FINISHED:
+                rules.check_same_request(record, request)
             record.note_resets(self._running.resets)
         return record
 
@@ -301,7 +302,7 @@ class OffloadScheduler:
                 does not hold its tokens; or a block of its load is the null block. Nothing has changed then.
         """
         self._running.rests = rests
-        if self._loads.has_streams:
+        if has_streams := self._loads.has_streams:
             self._loads.check_blocks()
         if step.scheduled or step.preempted:
             self._running.check(step.scheduled, step.preempted)
@@ -309,7 +310,7 @@ class OffloadScheduler:
                 self._preempt(request_id)
             self._to_flush |= self._running.apply(step.scheduled)
         self._plan.end_step(rests=rests)
-        if self._loads.has_streams:
+        if has_streams:
             self._loads.make_due_jobs()
             self._to_flush |= self._tables.overwrite_blocks(self._loads.take_written())
         if self._running.is_idle():

@@ -194,9 +194,9 @@ class HostTransfer:
 
     def done(self) -> bool:
         """Whether it has ended."""
-        for part in self._copied:  # without `in`, which would compare each part's fields
-            if part is None:
-                return all(future.done() for future in self._futures)
+        for part, future in zip(self._copied, self._futures, strict=True):
+            if part is None and not future.done():
+                return False
         return True
 
     def wait(self) -> None:

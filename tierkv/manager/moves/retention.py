@@ -47,7 +47,7 @@ class Retention:
     @property
     def any(self) -> bool:
         """Whether any chunk has a TTL or is one-shot."""
-        return self.has_lifetimes or bool(self._one_shots)
+        return (self.has_ever_expiring and self.has_lifetimes) or bool(self._one_shots)
 
     @property
     def has_lifetimes(self) -> bool:

@@ -198,13 +198,14 @@ class RequestRecord:
         known = self.checked_hashes if self.hashes_checked_so_far else len(hashes)
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
-            left = known // per_chunk - len(record.keys)
+            made = len(record.keys)
+            left = known // per_chunk - made
             if left <= 0:
                 continue
             count = left
             if share is not None:
                 count = min(left, KEYS_MADE_PER_KEY * share.take(cdiv(left, KEYS_MADE_PER_KEY)))
-            first = per_chunk * (len(record.keys) + 1) - 1
+            first = per_chunk * (made + 1) - 1
             record.keys += make_keys(hashes[first : first + count * per_chunk : per_chunk], group.index, self._scope)
             if count < left:
                 return False

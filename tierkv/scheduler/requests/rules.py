@@ -218,16 +218,19 @@ def check_new_request(call: str, request: Request) -> None:
         raise no_request(call, request)
     if request_id == NO_REQUEST:
         raise EngineProtocolError("a request has an empty id: give each its own", request_id=NO_REQUEST)
-    for name in ("num_tokens", "num_prompt_tokens"):
-        if not hasattr(length := getattr(request, name, None), "__index__"):
-            raise refused(request_id, f": {name} is {length!r:.80}: give a whole number")
-    hashes: Any = getattr(request, "block_hashes", None)
-    try:
-        len(hashes[:0])
-    except (TypeError, LookupError) as error:
-        raise refused(request_id, f": block_hashes is {hashes!r:.80}: give a sequence of bytes") from error
-    if not hasattr(request, "kv_transfer_params"):
-        raise refused(request_id, " has no kv_transfer_params: give the parameters of its user, or None")
+    name, rule = "", ""
+    try:  # without a call for each field: engines bring requests in every busy step
+        name, rule = "num_tokens", "give a whole number"
+        _ = request.num_tokens.__index__
+        name = "num_prompt_tokens"
+        _ = request.num_prompt_tokens.__index__
+        name, rule = "block_hashes", "give a sequence of bytes"
+        len(request.block_hashes[:0])
+        name, rule = "kv_transfer_params", "give the parameters of its user, or None"
+        _ = request.kv_transfer_params
+    except (AttributeError, TypeError, LookupError) as error:
+        what = f": {name} is {getattr(request, name)!r:.80}" if hasattr(request, name) else f" has no {name}"
+        raise refused(request_id, f"{what}: {rule}") from error
 
 
 def check_computed(request: Request, num_computed_tokens: int) -> None:
