@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from tierkv.structures.key_table import SHARD_BYTE, new_shards
 from tierkv.types.keys import Key
+
+PARTS_MIN = 16
+"""Parts that a full estimate has at least: the oldest one leaves as a whole."""
+
+PART_KEYS_MAX = 8192
+"""Chunks per part at most. A larger set would move all of its keys in one call when it grows, for milliseconds."""
 
 
 class EngineCache:
-    """Chunks of the latest requests, up to as many as the engine's blocks can have. O(1) per chunk, amortised.
+    """Chunks of the latest requests, as many as the engine's blocks can have. O(1) per chunk, amortised.
 
     The core knows the chunks of every request and the numbers of their blocks, but not what the engine evicts. A list
-    by recency, as long as the engine's pool of blocks, is close to it where the engine evicts by recency.
+    by recency, as long as the engine's pool of blocks, is close to it where the engine evicts by recency. The tail of a
+    prompt counts as older than its head, since engines evict it first.
 
     Args:
         blocks_per_chunk: GPU blocks of one chunk.
@@ -23,12 +29,12 @@ class EngineCache:
     def __init__(self, blocks_per_chunk: int, *, active: bool) -> None:
         self._blocks_per_chunk = blocks_per_chunk
         self._active = active
-        self._latest = new_shards()  # key -> number of its run; one dict of all would rebuild itself in one step
-        self._runs: deque[tuple[int, Sequence[Key]]] = deque()
-        self._number = 0
-        self._chunks = 0
-        self.waiting: deque[tuple[int, Sequence[Key], bool]] = deque()
-        """Changes that :meth:`advance` has not applied: number of a run, its keys, and whether they are added."""
+        self._capacity = 0
+        self._parts: deque[set[Key]] = deque([set()])  # the oldest first
+        self._sizes = deque([0])  # chunks that were added to each part, also those that it had
+        self._size = 0  # of all parts
+        self.waiting: deque[Sequence[Key]] = deque()
+        """Chunks of requests that :meth:`advance` has not added, the tail of each first."""
         self._position = 0  # in the first of these
 
     def add(self, keys: Sequence[Key], num_blocks: int) -> None:
@@ -36,44 +42,41 @@ class EngineCache:
 
         num_blocks: of the engine's pool, as far as known.
         """
-        if not self._active or not keys:
-            return
-        self._number += 1
-        run = tuple(keys)
-        self._runs.append((self._number, run))
-        self.waiting.append((self._number, run, True))
-        self._chunks += len(run)
-        while self._chunks > num_blocks // self._blocks_per_chunk and len(self._runs) > 1:
-            number, gone = self._runs.popleft()
-            self._chunks -= len(gone)
-            self.waiting.append((number, gone, False))
+        if self._active and keys:
+            self._capacity = num_blocks // self._blocks_per_chunk
+            self.waiting.append(keys[::-1])
 
     def advance(self, keys_max: int) -> int:
-        """Apply what was added and what has left, up to ``keys_max`` chunks. Returns the number of chunks."""
-        left, latest = keys_max, self._latest
+        """Add what waits, up to ``keys_max`` chunks. Returns the number of chunks."""
+        left = keys_max
+        part_max = min(PART_KEYS_MAX, max(1, self._capacity // PARTS_MIN))
         while self.waiting and left > 0:
-            number, keys, is_added = self.waiting[0]
-            part = keys[self._position : self._position + left] if self._position or len(keys) > left else keys
-            if is_added:
-                for key in part:
-                    latest[key[SHARD_BYTE]][key] = number
-            else:
-                for key in part:
-                    if key in (shard := latest[key[SHARD_BYTE]]) and shard[key] == number:
-                        del shard[key]
-            count = len(part)
-            left -= count
-            if part is keys or self._position + count == len(keys):
+            keys, room = self.waiting[0], part_max - self._sizes[-1]
+            if room <= 0:
+                self._parts.append(set())
+                self._sizes.append(0)
+                continue
+            some = keys[self._position : self._position + min(left, room)]
+            self._parts[-1].update(some)
+            self._position += len(some)
+            self._sizes[-1] += len(some)
+            self._size += len(some)
+            left -= len(some)
+            if self._position == len(keys):
                 self.waiting.popleft()
                 self._position = 0
-            else:
-                self._position += count
+            while self._size - self._sizes[0] >= self._capacity and len(self._parts) > 1:
+                self._parts.popleft()
+                self._size -= self._sizes.popleft()
         return keys_max - left
 
     def prefix(self, keys: Sequence[Key]) -> int:
         """Number of leading ``keys`` that the engine most likely has."""
-        latest = self._latest
+        part = self._parts[-1]
         for i, key in enumerate(keys):
-            if key not in latest[key[SHARD_BYTE]]:
-                return i
+            if key not in part:  # most are where the one before them is
+                found = next((other for other in self._parts if key in other), None)
+                if found is None:
+                    return i
+                part = found
         return len(keys)
