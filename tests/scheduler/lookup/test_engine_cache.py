@@ -62,6 +62,7 @@ def test_no_table_of_the_engines_chunks_is_large() -> None:
     keys = [make_key(b"%d" % i, 0) for i in range(count)]
     for _ in range(2):
         cache.add(keys, 100 * PART_KEYS_MAX)
-        while cache.advance(1000):
+        while done := cache.advance(1000):
+            assert done <= 1000
             assert max(map(len, cache._parts)) <= PART_KEYS_MAX
     assert cache.prefix(keys) == count
