@@ -40,10 +40,10 @@ class EngineCache:
     def add(self, keys: Sequence[Key], num_blocks: int) -> None:
         """Add the chunks of a request that runs or has ended, as the most recent ones. :meth:`advance` does the work.
 
-        num_blocks: of the engine's pool, as far as known.
+        num_blocks: of the engine's pool, as far as known. It has room for any single request, whatever is known.
         """
         if self._active and keys:
-            self._capacity = num_blocks // self._blocks_per_chunk
+            self._capacity = max(self._capacity, num_blocks // self._blocks_per_chunk, len(keys))
             self.waiting.append(keys[::-1])
 
     def advance(self, keys_max: int) -> int:
